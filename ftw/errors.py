@@ -1,0 +1,76 @@
+"""Everything that ftw raises on purpose.
+
+    FtwError
+    ├── CheckpointError     (ValueError)         a file is not what its format says
+    ├── SourceNotFoundError (FileNotFoundError)  no checkpoint under that path or hub id
+    ├── UnknownTensorError  (KeyError)           the checkpoint has no tensor of that name
+    ├── NotEligibleError    (ValueError)         a table may not leave the GPU
+    ├── OutputError         (OSError)            the target may not or cannot be written
+    ├── LookupArgumentError (ValueError)         ids or tables that a lookup cannot take
+    ├── PinError            (MemoryError)        the driver refused to page-lock host memory
+    └── ClosedError         (ValueError)         a checkpoint or a model was used after its close
+
+A message is one line: ``path: subject: what was found, what is allowed``. Errors of the operating system pass through.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class FtwError(Exception):
+    """Base of all errors that ftw raises on purpose."""
+
+    __str__ = Exception.__str__  # KeyError's own would print the repr of the message
+
+
+class CheckpointError(FtwError, ValueError):
+    """A file is not what its format says.
+
+    Args:
+        path: The file.
+        subject: The part of it, such as ``header`` or a tensor's name.
+        problem: What was found and what is allowed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], subject: str, problem: str) -> None:
+        self.path = os.fspath(path)
+        self.subject = subject
+        super().__init__(f"{printable(self.path)}: {printable(subject)}: {problem}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        problem = str(self).removeprefix(f"{printable(self.path)}: {printable(self.subject)}: ")
+        return type(self), (self.path, self.subject, problem)
+
+
+class SourceNotFoundError(FtwError, FileNotFoundError):
+    """No checkpoint lies under that path or hub id."""
+
+
+class UnknownTensorError(FtwError, KeyError):
+    """The checkpoint has no tensor of that name."""
+
+
+class NotEligibleError(FtwError, ValueError):
+    """A table may not leave the GPU; the message names it and the reason."""
+
+
+class OutputError(FtwError, OSError):
+    """The target of a conversion may not or cannot be written."""
+
+
+class LookupArgumentError(FtwError, ValueError):
+    """Ids, a table or an output tensor that a lookup cannot take."""
+
+
+class PinError(FtwError, MemoryError):
+    """The driver refused to page-lock host memory."""
+
+
+class ClosedError(FtwError, ValueError):
+    """A checkpoint or a model was used after its close."""
+
+
+def printable(text: str) -> str:
+    """Return `text`, escaped where it holds control characters, so that a message stays on one line."""
+    return text if text.isprintable() else ascii(text)[1:-1]

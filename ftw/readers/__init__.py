@@ -1,0 +1,32 @@
+"""The formats that ftw opens: a new one is a file here and a row in this table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftw.errors import SourceNotFoundError, printable
+from ftw.readers.ftw import FtwReader
+from ftw.readers.safetensors import SafetensorsReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftw.readers.base import Reader
+
+# Asked in this order: an FTW folder may hold safetensors side files.
+READERS: dict[str, type[Reader]] = {reader.format: reader for reader in (FtwReader, SafetensorsReader)}
+
+
+def open_reader(path: Path) -> Reader:
+    """Open a file or folder with the first reader that accepts it.
+
+    Raises:
+        SourceNotFoundError: No reader does.
+        CheckpointError: The checkpoint is broken.
+    """
+    for reader in READERS.values():
+        if reader.accepts(path):
+            return reader(path)
+    formats = " or ".join(READERS)
+    kind = "folder" if path.is_dir() else "file"
+    raise SourceNotFoundError(f"{printable(str(path))}: checkpoint: this {kind} holds none, {formats} is needed")

@@ -1,0 +1,130 @@
+"""The header of one safetensors file.
+
+    bytes            content
+    0 .. 7           n, the header's length, unsigned, little-endian; at most 100,000,000
+    8 .. 8+n-1       a JSON object: tensor name -> {"dtype", "shape", "data_offsets": [begin, end]}, and perhaps
+                     "__metadata__" -> {string: string}
+    8+n .. end       the tensors' bytes; offsets count from here, cover them all, and neither overlap nor leave holes
+
+What the format's own library refuses is refused here, and a name that occurs twice besides.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ftw.dtypes import DTYPES, tensor_bits
+from ftw.errors import CheckpointError
+from ftw.strict_json import MAX_NBYTES, is_count, parse_json_object
+from ftw.tensors import TensorInfo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftw.weight_file import WeightFile
+
+_LENGTH_NBYTES = 8
+_MAX_ELEMENTS = 1 << 63
+
+# What a download leaves in place of a checkpoint, by its first bytes.
+_IMPOSTORS: tuple[tuple[bytes, str], ...] = (
+    (b"version ", "is a Git LFS pointer, not the file that it stands for; fetch it with 'git lfs pull'"),
+    (b"<!DOCTYP", "is an HTML page, not a checkpoint; download it again"),
+    (b"<html", "is an HTML page, not a checkpoint; download it again"),
+    (b"GGUF", "is a GGUF file under another name"),
+    (b"PK\x03\x04", "is a zip archive or a PyTorch pickle, which is never opened"),
+    (b"\x80\x02", "is a pickle, which is never opened"),
+    (b"{", "begins with JSON instead of a header length"),
+)
+
+
+class SafetensorsHeader(NamedTuple):
+    """What one file's header says; offsets of `tensors` count from the start of the file."""
+
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+
+
+def read_safetensors_header(file: WeightFile, shard: str) -> SafetensorsHeader:
+    """Read and check the header of one file; `shard` is the name that its tensors carry.
+
+    Raises:
+        CheckpointError: The header breaks the format in any way.
+    """
+    path = file.path
+    length = _read_length(file)
+    entries = parse_json_object(file.read(_LENGTH_NBYTES, length), path, "header")
+    metadata = _check_metadata(entries.pop("__metadata__", {}), path)
+    data_start = _LENGTH_NBYTES + length
+    tensors = [_parse_entry(name, entry, data_start, shard, path) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
+    _check_coverage(tensors, data_start, file.nbytes, path)
+    return SafetensorsHeader({tensor.name: tensor for tensor in tensors}, metadata)
+
+
+def _read_length(file: WeightFile) -> int:
+    if file.nbytes < _LENGTH_NBYTES:
+        raise CheckpointError(file.path, "header", f"the file is {file.nbytes} bytes long, a header takes at least 8")
+    first = file.read(0, _LENGTH_NBYTES)
+    length = int.from_bytes(first, "little")
+    if 0 < length <= min(MAX_NBYTES, file.nbytes - _LENGTH_NBYTES):
+        return length
+    for magic, problem in _IMPOSTORS:
+        if first.startswith(magic):
+            raise CheckpointError(file.path, "file", problem)
+    if length > MAX_NBYTES:
+        raise CheckpointError(file.path, "header", f"is {length} bytes long, at most {MAX_NBYTES} are allowed")
+    if not length:
+        raise CheckpointError(file.path, "header", "is 0 bytes long, a JSON object is needed")
+    problem = f"is {length} bytes long, but only {file.nbytes - _LENGTH_NBYTES} bytes follow its length"
+    raise CheckpointError(file.path, "header", problem)
+
+
+def _check_metadata(metadata: object, path: Path) -> dict[str, str]:
+    if not isinstance(metadata, dict):
+        raise CheckpointError(path, "__metadata__", f"is a {type(metadata).__name__}, an object of strings is needed")
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            raise CheckpointError(path, "__metadata__", f"'{key!a}' is a {type(value).__name__}, a string is needed")
+    return metadata
+
+
+def _parse_entry(name: str, entry: Any, data_start: int, shard: str, path: Path) -> TensorInfo:
+    if not isinstance(entry, dict):
+        raise CheckpointError(path, name, f"is a {type(entry).__name__}, an object is needed")
+    dtype_name, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
+    if dtype is None:
+        raise CheckpointError(path, name, f"dtype is {dtype_name!a}, allowed are {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or not all(map(is_count, shape)):
+        raise CheckpointError(path, name, "shape is not a list of non-negative integers")
+    if prod(size or 1 for size in shape) >= _MAX_ELEMENTS:
+        raise CheckpointError(path, name, "shape has 2^63 elements or more")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_count, offsets)):
+        raise CheckpointError(path, name, "data_offsets is not a list of two non-negative integers")
+    begin, end = offsets
+    if begin > end:
+        raise CheckpointError(path, name, f"data_offsets end at {end}, before they begin at {begin}")
+    bits = tensor_bits(dtype, shape)
+    if bits != (end - begin) * 8:
+        problem = f"data_offsets span {end - begin} bytes, {dtype_name} {shape} takes {bits / 8:g}"
+        raise CheckpointError(path, name, problem)
+    return TensorInfo(name, dtype.name, tuple(shape), data_start + begin, end - begin, shard)
+
+
+def _check_coverage(tensors: list[TensorInfo], data_start: int, file_nbytes: int, path: Path) -> None:
+    """Check that the tensors, sorted by offset, cover the data exactly."""
+    position = data_start
+    for tensor in tensors:
+        if tensor.offset != position:
+            kind = "overlaps the tensor before it" if tensor.offset < position else "leaves a hole before it"
+            found, allowed = tensor.offset - data_start, position - data_start
+            raise CheckpointError(path, tensor.name, f"begins at {found} and {kind}, {allowed} is needed")
+        position += tensor.nbytes
+    if position > file_nbytes:
+        problem = f"is {file_nbytes} bytes long, {position - file_nbytes} bytes short of what the header describes"
+        raise CheckpointError(path, "file", problem)
+    if position < file_nbytes:
+        problem = f"holds {file_nbytes - position} bytes after the last tensor, none are allowed"
+        raise CheckpointError(path, "file", problem)

@@ -1,0 +1,55 @@
+"""The one seam between formats and the rest: what a reader offers once it has parsed a checkpoint's headers.
+
+A reader's constructor takes a folder or a file, reads headers alone, checks every length and offset in them against the
+files, and raises `CheckpointError` where one is wrong. After that it holds no descriptor and is safe to share between
+threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ftw.tensors import Extent, TensorInfo
+    from ftw.weight_file import WeightFile
+
+
+class LeftOut(NamedTuple):
+    """Something of the source that is not part of the checkpoint: a file, or one tensor's stale copy; and why."""
+
+    name: str
+    reason: str
+
+
+class Reader(Protocol):
+    """A checkpoint whose headers have been read.
+
+    Attributes:
+        format: "safetensors" or "ftw".
+        folder: Where config.json and the other metadata files lie.
+        tensors: What the headers say, by name, in the order of the bytes on disk.
+        metadata: Free key-values of the format.
+        files: The files that hold the weights.
+        left_out: What lies beside them and was not taken.
+    """
+
+    format: ClassVar[str]
+    folder: Path
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, Any]
+    files: tuple[WeightFile, ...]
+    left_out: tuple[LeftOut, ...]
+
+    def __init__(self, path: Path) -> None: ...
+
+    @staticmethod
+    def accepts(path: Path) -> bool:
+        """Tell whether a file or folder looks like this format, by names alone."""
+        ...
+
+    def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:
+        """Return where the bytes of one of `tensors` lie, in order."""
+        ...

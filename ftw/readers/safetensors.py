@@ -1,0 +1,159 @@
+"""SafetensorsReader: a Hugging Face checkpoint, in one file or in shards.
+
+Which files of a folder make up the checkpoint, in this order:
+
+    *.safetensors.index.json   the shards that it names; every other safetensors file is left out
+    model.safetensors          that file alone, unless config.json says that the folder is DF11, which has no index
+    otherwise                  every safetensors file but consolidated* and adapter_model*; numbered shards must be complete
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, ClassVar
+
+from ftw.errors import CheckpointError
+from ftw.readers._safetensors_header import read_safetensors_header
+from ftw.readers.base import LeftOut
+from ftw.strict_json import read_json_file
+from ftw.tensors import Extent
+from ftw.weight_file import WeightFile
+
+if TYPE_CHECKING:
+    from ftw.tensors import TensorInfo
+
+_SUFFIX = ".safetensors"
+_INDEX_SUFFIX = ".safetensors.index.json"
+_WHOLE = "model.safetensors"
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+# Other copies, or parts, of a model that lie beside its Hugging Face weights.
+_STRAY_PREFIXES = {"consolidated": "another copy of the weights", "adapter_model": "an adapter, not the model"}
+
+
+class SafetensorsReader:
+    """A safetensors checkpoint; see `ftw.readers.base.Reader` for its attributes."""
+
+    format: ClassVar[str] = "safetensors"
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path if path.is_dir() else path.parent
+        index = _find_index(path)
+        weight_map = _read_weight_map(index) if index else None
+        names = sorted(set(weight_map.values())) if weight_map else _choose_files(path)
+        self.files = tuple(WeightFile(self.folder / name) for name in names)
+        self.tensors: dict[str, TensorInfo] = {}
+        self.metadata: dict[str, str] = {}
+        self._file_of_shard = {name: number for number, name in enumerate(names)}
+        left_out: list[LeftOut] = []
+        for name, file in zip(names, self.files, strict=True):
+            header = read_safetensors_header(file, name)
+            self.metadata.update(header.metadata)
+            for tensor in header.tensors.values():
+                self._add(tensor, weight_map or {}, left_out)
+        if weight_map and index:
+            self._check_weight_map(weight_map, index)
+        self.left_out = (*left_out, *_strays(path, names, index))
+
+    @staticmethod
+    def accepts(path: Path) -> bool:
+        """Tell whether a file or folder looks like safetensors, by names alone."""
+        if path.is_dir():
+            return any(path.glob("*" + _SUFFIX)) or any(path.glob("*" + _INDEX_SUFFIX))
+        return path.name.endswith((_SUFFIX, _INDEX_SUFFIX))
+
+    def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:
+        """Return where the bytes of one of `tensors` lie: always one run."""
+        return (Extent(self._file_of_shard[tensor.shard], tensor.offset, tensor.nbytes),)
+
+    def _add(self, tensor: TensorInfo, weight_map: dict[str, str], left_out: list[LeftOut]) -> None:
+        if weight_map.get(tensor.name, tensor.shard) != tensor.shard:
+            reason = f"a copy in {tensor.shard}, the index names {weight_map[tensor.name]}"
+            left_out.append(LeftOut(tensor.name, reason))
+        elif tensor.name in self.tensors:
+            other = self.tensors[tensor.name].shard
+            problem = f"lies in {other} too, and no index says which one counts"
+            raise CheckpointError(self.folder / tensor.shard, tensor.name, problem)
+        else:
+            self.tensors[tensor.name] = tensor
+
+    def _check_weight_map(self, weight_map: dict[str, str], index: Path) -> None:
+        for name, shard in weight_map.items():
+            if name not in self.tensors:
+                raise CheckpointError(index, name, f"is said to lie in '{shard}', which does not hold it")
+
+
+def _find_index(path: Path) -> Path | None:
+    if path.name.endswith(_INDEX_SUFFIX):
+        return path
+    if not path.is_dir():
+        return None
+    preferred = path / ("model" + _INDEX_SUFFIX)
+    if preferred.exists():
+        return preferred
+    if (path / _WHOLE).exists():
+        return None
+    indexes = sorted(path.glob("*" + _INDEX_SUFFIX))
+    if len(indexes) > 1:
+        names = ", ".join(index.name for index in indexes)
+        raise CheckpointError(path, "index", f"there are several, {names}; name one of them")
+    return indexes[0] if indexes else None
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json_file(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(index, "weight_map", "an object of tensor and file names is needed")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _is_inside(shard):
+            problem = f"file name {shard!a}, a path inside the checkpoint's folder is needed"
+            raise CheckpointError(index, name, problem)
+    return weight_map
+
+
+def _is_inside(name: str) -> bool:
+    """Tell whether a file name from an index stays in the folder, by its text."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and ".." not in parts and name.isprintable() and "\\" not in name
+
+
+def _choose_files(path: Path) -> list[str]:
+    """Return the names of the files that make up a checkpoint without an index."""
+    if not path.is_dir():
+        match = _NUMBERED.fullmatch(path.name)
+        if match and int(match["count"]) > 1:
+            raise CheckpointError(path, "file", f"is one shard of {int(match['count'])}, open the folder instead")
+        return [path.name]
+    names = sorted(file.name for file in path.glob("*" + _SUFFIX))
+    if _WHOLE in names and not _is_df11(path):
+        return [_WHOLE]
+    chosen = [name for name in names if not name.startswith(tuple(_STRAY_PREFIXES))] or names
+    _check_numbered(path, chosen)
+    return chosen
+
+
+def _is_df11(folder: Path) -> bool:
+    """Tell whether config.json says DF11: one file per compressed module, beside a model.safetensors with the rest."""
+    config = folder / "config.json"
+    return config.is_file() and "dfloat11_config" in read_json_file(config)
+
+
+def _check_numbered(folder: Path, names: list[str]) -> None:
+    """Check that numbered shards without an index are all there."""
+    for match in filter(None, map(_NUMBERED.fullmatch, names)):
+        for number in range(1, int(match["count"]) + 1):
+            wanted = f"{match['stem']}-{number:05}-of-{match['count']}{_SUFFIX}"
+            if wanted not in names:
+                raise CheckpointError(folder, wanted, f"is missing, {match[0]} is there")
+
+
+def _strays(path: Path, names: list[str], index: Path | None) -> list[LeftOut]:
+    """Name the safetensors files of the folder that were not taken."""
+    if not path.is_dir():
+        return []
+    default = "the index does not name it" if index else f"{_WHOLE} is the checkpoint"
+    return [
+        LeftOut(file.name, next((why for prefix, why in _STRAY_PREFIXES.items() if file.name.startswith(prefix)), default))
+        for file in sorted(path.glob("*" + _SUFFIX))
+        if file.name not in names
+    ]

@@ -1,0 +1,47 @@
+"""TensorInfo: what a checkpoint's header says of one tensor, and Extent: where a run of its bytes lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a checkpoint, without its data.
+
+    Attributes:
+        name: Its name in the checkpoint.
+        dtype: Its element type, a key of `ftw.dtypes.DTYPES`.
+        shape: Its shape, slowest dimension first; empty for a scalar.
+        offset: Where it starts, in bytes: in its shard (safetensors), or in the logical region of all shards (FTW).
+        nbytes: Its size in bytes, padding left out.
+        shard: The file that holds it, relative to the checkpoint's folder; empty for a tensor of an FTW region.
+        kind: "weight", or "experts_bank" in an FTW.
+        role: What a lookup table is for, such as "token_embedding", where the checkpoint records it.
+        placement: "host" for a table that was laid out to be read from host memory.
+        ggml_type: The GGUF type of packed rows, such as "Q4_0".
+        logical_shape: `[rows, columns]` before packing.
+        xxh3_64: Checksum of the tensor's bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    shard: str = ""
+    kind: str = "weight"
+    role: str | None = None
+    placement: str | None = None
+    ggml_type: str | None = None
+    logical_shape: tuple[int, ...] | None = None
+    xxh3_64: str | None = None
+
+
+class Extent(NamedTuple):
+    """A run of bytes of one file: `file` is an index into the reader's `files`; `offset` and `nbytes` are in bytes."""
+
+    file: int
+    offset: int
+    nbytes: int
