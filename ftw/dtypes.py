@@ -1,8 +1,8 @@
 """Element types: their names on disk, their widths, and torch's names for them.
 
-    name           as safetensors writes it, and everywhere in ftw
-    bits           bits of one element; F4 and F6 are narrower than a byte
-    torch_name     torch's name without the prefix, which an FTW index stores; None where torch has no such element
+name           as safetensors writes it, and everywhere in ftw
+bits           bits of one element; F4 and F6 are narrower than a byte
+torch_name     torch's name without the prefix, which an FTW index stores; None where torch has no such element
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Memory comes from private anonymous mappings with transparent huge pages asked f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 
@@ -34,10 +35,8 @@ class HostMemory:
             return
         self._mapping = mmap.mmap(-1, self.mapped_nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if huge_pages and nbytes >= HUGE_PAGE_NBYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with contextlib.suppress(OSError):  # a kernel built without them; plain pages hold the same bytes
                 self._mapping.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:  # a kernel built without them; plain pages hold the same bytes
-                pass
         self.address = address_of(memoryview(self._mapping))
 
     def view(self) -> memoryview:

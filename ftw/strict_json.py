@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from ftw.errors import CheckpointError, printable
 
@@ -62,6 +62,6 @@ def parse_json_object(text: bytes | memoryview, path: Path, subject: str) -> dic
     return value
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Tell whether a JSON value is a non-negative integer; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -4,8 +4,8 @@ A file is opened for each read and checked against what it was when its header w
 thousands of shards needs no descriptor per shard, and a file that is replaced, shortened or rewritten meanwhile gives
 an error instead of other bytes. Nothing is ever mapped: a mapped file that shrinks ends the process.
 
-Large aligned reads go around the page cache (O_DIRECT) unless the page cache already holds the bytes; everything else is
-read through it.
+Large aligned reads go around the page cache (O_DIRECT) unless the page cache already holds the bytes; everything else
+is read through it.
 """
 
 from __future__ import annotations
@@ -112,9 +112,10 @@ class WeightFile:
                 done += count
                 if not count or count % DIRECT_ALIGNMENT:
                     break
-            return done
         except OSError:  # an alignment that this file system does not take; the buffered way reads the same bytes
             return 0
+        else:
+            return done
         finally:
             os.close(direct)
 

@@ -30,18 +30,24 @@ class Reader(Protocol):
     Attributes:
         format: "safetensors" or "ftw".
         folder: Where config.json and the other metadata files lie.
-        tensors: What the headers say, by name, in the order of the bytes on disk.
-        metadata: Free key-values of the format.
         files: The files that hold the weights.
         left_out: What lies beside them and was not taken.
     """
 
     format: ClassVar[str]
     folder: Path
-    tensors: Mapping[str, TensorInfo]
-    metadata: Mapping[str, Any]
     files: tuple[WeightFile, ...]
     left_out: tuple[LeftOut, ...]
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """What the headers say, by name, in the order of the bytes on disk."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Free key-values of the format."""
+        ...
 
     def __init__(self, path: Path) -> None: ...
 

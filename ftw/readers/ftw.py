@@ -33,7 +33,7 @@ KINDS = ("weight", "experts_bank")
 
 
 class FtwReader:
-    """An FTW checkpoint; see `ftw.readers.base.Reader` for its attributes. `metadata` is the index less its two lists."""
+    """An FTW checkpoint; see `ftw.readers.base.Reader`. `metadata` is the index less its two lists."""
 
     format: ClassVar[str] = "ftw"
 
@@ -149,13 +149,15 @@ class FtwReader:
         if not isinstance(shape, list) or not all(map(is_count, shape)):
             raise self._error(name, "shape is not a list of non-negative integers")
         if not is_count(nbytes) or tensor_bits(dtype, shape) != nbytes * 8:
-            raise self._error(name, f"nbytes is {nbytes!a}, {torch_name} {shape} takes {tensor_bits(dtype, shape) // 8}")
+            raise self._error(
+                name, f"nbytes is {nbytes!a}, {torch_name} {shape} takes {tensor_bits(dtype, shape) // 8}"
+            )
         if not is_count(offset) or offset % ALIGNMENT:
             raise self._error(name, f"global_off is {offset!a}, a multiple of {ALIGNMENT} is needed")
         logical_shape = entry.get("logical_shape")
         if logical_shape is not None and not (isinstance(logical_shape, list) and all(map(is_count, logical_shape))):
             raise self._error(name, "logical_shape is not a list of non-negative integers")
-        texts = {key: entry.get(key) for key in ("role", "placement", "ggml_type", "xxh3_64")}
+        texts: dict[str, Any] = {key: entry.get(key) for key in ("role", "placement", "ggml_type", "xxh3_64")}
         for key, value in texts.items():
             if value is not None and not isinstance(value, str):
                 raise self._error(name, f"{key} is {value!a}, a string is needed")

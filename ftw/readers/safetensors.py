@@ -4,7 +4,7 @@ Which files of a folder make up the checkpoint, in this order:
 
     *.safetensors.index.json   the shards that it names; every other safetensors file is left out
     model.safetensors          that file alone, unless config.json says that the folder is DF11, which has no index
-    otherwise                  every safetensors file but consolidated* and adapter_model*; numbered shards must be complete
+    otherwise                  every safetensors file but consolidated* and adapter_model*; of numbered shards all
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ def _strays(path: Path, names: list[str], index: Path | None) -> list[LeftOut]:
         return []
     default = "the index does not name it" if index else f"{_WHOLE} is the checkpoint"
     return [
-        LeftOut(file.name, next((why for prefix, why in _STRAY_PREFIXES.items() if file.name.startswith(prefix)), default))
+        LeftOut(
+            file.name, next((why for prefix, why in _STRAY_PREFIXES.items() if file.name.startswith(prefix)), default)
+        )
         for file in sorted(path.glob("*" + _SUFFIX))
         if file.name not in names
     ]

@@ -1,0 +1,50 @@
+"""Synthetic checkpoints for benchmarks, of a real model's shapes, and cheap to make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+HIDDEN, INTERMEDIATE, VOCAB = 2048, 6144, 151936
+
+
+def write_dense_checkpoint(folder: Path, nbytes: int, num_shards: int = 3) -> None:
+    """Write an untied Qwen3-like checkpoint of about `nbytes` in bf16, in `num_shards` shards with an index."""
+    folder.mkdir(parents=True)
+    tables = {name: _random(VOCAB, HIDDEN) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    layer = {
+        "self_attn.q_proj.weight": (2 * HIDDEN, HIDDEN),
+        "self_attn.k_proj.weight": (HIDDEN // 2, HIDDEN),
+        "self_attn.v_proj.weight": (HIDDEN // 2, HIDDEN),
+        "self_attn.o_proj.weight": (HIDDEN, 2 * HIDDEN),
+        "mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
+        "mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
+        "mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+        "input_layernorm.weight": (HIDDEN,),
+        "post_attention_layernorm.weight": (HIDDEN,),
+    }
+    layer_nbytes = sum(torch.Size(shape).numel() for shape in layer.values()) * 2
+    num_layers = max(1, (nbytes - sum(table.nbytes for table in tables.values())) // layer_nbytes)
+    names = [f"model.layers.{number}.{name}" for number in range(num_layers) for name in layer]
+    weight_map = {}
+    for shard in range(num_shards):
+        file = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
+        tensors = {name: _random(*layer[name.split(".", 3)[3]]) for name in names[shard::num_shards]}
+        if shard == 0:
+            tensors.update(tables)
+        save_file(tensors, folder / file)
+        weight_map.update(dict.fromkeys(tensors, file))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    config = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": HIDDEN, "vocab_size": VOCAB,
+        "num_hidden_layers": num_layers, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": INTERMEDIATE, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16).view(torch.bfloat16)

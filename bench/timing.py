@@ -1,0 +1,97 @@
+"""Timing: medians of device work inside a CUDA graph or eager, and of host work by the wall clock."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Quantiles(NamedTuple):
+    """Median, 20th and 80th percentile of repeated timings."""
+
+    median: float
+    p20: float
+    p80: float
+
+
+def quantiles(samples: list[float]) -> Quantiles:
+    """Return the quantiles of at least one sample."""
+    if len(samples) == 1:
+        return Quantiles(samples[0], samples[0], samples[0])
+    cuts = statistics.quantiles(samples, n=10, method="inclusive")
+    return Quantiles(statistics.median(samples), cuts[1], cuts[7])
+
+
+def time_graph_us(function: Callable[[], object], *, per_graph: int = 20, repeats: int = 25) -> Quantiles:
+    """Time one call inside a CUDA graph, in microseconds: a graph of `per_graph` calls is replayed and divided."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(per_graph):
+            function()
+    return Quantiles(*(value / per_graph for value in time_device_us(graph.replay, repeats=repeats)))
+
+
+def time_device_us(function: Callable[[], object], *, repeats: int = 25) -> Quantiles:
+    """Time the device work that one call queues, by events around it, in microseconds."""
+    for _ in range(3):
+        function()
+    samples = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) * 1000)
+    return quantiles(samples)
+
+
+def time_wall_us(function: Callable[[], object], *, calls: int = 50, repeats: int = 9) -> Quantiles:
+    """Time one eager call by the wall clock, in microseconds, the device's work included."""
+    is_gpu = torch.cuda.is_available()
+    samples = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        if is_gpu:
+            torch.cuda.synchronize()
+        samples.append((time.perf_counter() - start) / calls * 1e6)
+    return quantiles(samples[1:])
+
+
+def time_seconds(function: Callable[[], object], *, repeats: int, before: Callable[[], object]) -> Quantiles:
+    """Time a long call by the wall clock, in seconds; `before` prepares each repeat outside of the time."""
+    samples = []
+    for _ in range(repeats):
+        before()
+        start = time.perf_counter()
+        function()
+        samples.append(time.perf_counter() - start)
+    return quantiles(samples)
+
+
+def drop_from_page_cache(folder: Path) -> None:
+    """Make the files of a folder cold, as far as the kernel takes the advice."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,5 @@
+"""`python -m ftw.cli`, the same as the command `ftw`."""
+
+from .main import run
+
+run()

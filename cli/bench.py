@@ -1,0 +1,55 @@
+"""`ftw bench`: measure on this machine, beside a limit or a peer, in one run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .output import make_console
+
+
+class Subject(str, Enum):
+    """What to measure: a module of `ftw.bench` for each."""
+
+    lookup = "lookup"
+    load = "load"
+    convert = "convert"
+    inspect = "inspect"
+
+
+def bench_command(
+    subject: Annotated[Subject, typer.Argument(help="What to measure.")],
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")
+    ] = None,
+) -> None:
+    """Measure on this machine, beside a limit or a peer; scratch files go into the current folder."""
+    environment = importlib.import_module("ftw.bench.environment")
+    module = importlib.import_module(f"ftw.bench.{subject.value}")
+    result = {"bench": subject.value, "environment": environment.describe_environment(), **module.run()}
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    _print_result(result)
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    console = make_console()
+    for key, value in result.items():
+        if key not in ("rows", "environment"):
+            console.print(f"{key}: {value}")
+    console.print(", ".join(f"{key} {value}" for key, value in result["environment"].items()), soft_wrap=True)
+    headings = list(dict.fromkeys(heading for row in result["rows"] for heading in row))
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading)
+    for row in result["rows"]:
+        table.add_row(*(str(row.get(heading, "")) for heading in headings))
+    console.print(table)

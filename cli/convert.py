@@ -1,0 +1,74 @@
+"""`ftw convert`: a checkpoint to an FTW folder."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from ftw.convert import ConversionResult, convert
+from ftw.readers.ftw import ALIGNMENT
+
+from .output import print_json, print_warning, progress_bar
+from .sizes import format_size, parse_size
+
+
+class Embed(str, Enum):
+    """Where the lookup tables are to go."""
+
+    host = "host"
+    gpu = "gpu"
+    auto = "auto"
+
+
+def _parse_shard_size(text: str) -> int:
+    try:
+        nbytes = parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if nbytes < ALIGNMENT or nbytes % ALIGNMENT:
+        raise typer.BadParameter(f"'{text}' is {nbytes} bytes, a positive multiple of {ALIGNMENT} is needed")
+    return nbytes
+
+
+def convert_command(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, weight file, or hub id.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Folder to make.")],
+    embed: Annotated[Embed, typer.Option("--embed", help="Where the lookup tables are to go.")] = Embed.gpu,
+    shard_size: Annotated[
+        int, typer.Option("--shard-size", metavar="SIZE", parser=_parse_shard_size, help="Most bytes of one shard.")
+    ] = "8GiB",  # type: ignore[assignment]
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing FTW folder.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Convert a checkpoint to FTW; bytes move unchanged, and every tensor gets a checksum."""
+    with progress_bar("convert") as progress:
+        result = convert(
+            source,
+            target,
+            embed=embed.value,
+            shard_limit=shard_size,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    if embed is Embed.auto and result.plan.placement.placement == "gpu":
+        print_warning(f"{source}: the token embedding stays on the GPU: {result.plan.placement.reason}")
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _print_result(result, dry_run)
+
+
+def _print_result(result: ConversionResult, dry_run: bool) -> None:
+    plan = result.plan
+    verb = "would write" if dry_run else "wrote"
+    size = format_size(plan.layout.total_bytes)
+    print(f"{verb} {result.target}: {len(plan.layout.tensors)} tensors, {size} in {len(plan.layout.shards)} shards")
+    for table in plan.placement.host_tables:
+        print(f"laid out for host memory: {table.name}, {format_size(table.nbytes)}")
+    print(f"{len(plan.metadata_files)} metadata files copied")
+    for name, reason in plan.left_out:
+        print(f"left out: {name} ({reason})")

@@ -1,0 +1,85 @@
+"""The `ftw` command: its sub-commands, and how errors become exit statuses.
+
+0  done                      2  wrong usage
+1  an input is broken,       3  refused: --embed host or --check on a source that is not eligible
+   or an operation failed  130  interrupted
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import typer
+
+from ftw import __version__
+from ftw.errors import FtwError, NotEligibleError
+
+from .bench import bench_command
+from .convert import convert_command
+from .demo import demo_command
+from .inspect import inspect_command
+from .output import print_error
+from .verify import verify_command
+
+DONE, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
+
+app = typer.Typer(
+    name="ftw",
+    help="Keep an LLM's lookup tables in host memory and give the VRAM back.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_COMMANDS: dict[str, Callable[..., int | None]] = {
+    "inspect": inspect_command,
+    "convert": convert_command,
+    "verify": verify_command,
+    "bench": bench_command,
+    "demo": demo_command,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ftw {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the release."),
+) -> None:
+    pass
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its status."""
+    sys.exit(main(arguments))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit status; an error is one line on stderr."""
+    try:
+        status = app(args=arguments, standalone_mode=False)
+    except typer.TyperException as error:
+        print_error(error.format_message())
+        return USAGE
+    except NotEligibleError as error:
+        print_error(str(error))
+        return REFUSED
+    except (FtwError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            # Whoever read our output has left; nothing may be written at exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+        print_error(str(error))
+        return FAILED
+    except (KeyboardInterrupt, typer.Abort):
+        print_error("interrupted")
+        return INTERRUPTED
+    return status if isinstance(status, int) else DONE

@@ -1,0 +1,55 @@
+"""What the commands print: data on stdout; progress, warnings and errors on stderr, one line each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+
+_WIDTH_OF_FILES = 160  # a table that goes to a file or a pipe has no terminal to fit
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_error(message: str) -> None:
+    """Print an error, on one line."""
+    print(f"ftw: error: {' '.join(message.splitlines())}", file=sys.stderr)
+
+
+def print_warning(message: str) -> None:
+    """Print a warning, on one line."""
+    print(f"ftw: warning: {' '.join(message.splitlines())}", file=sys.stderr)
+
+
+def make_console() -> Console:
+    """Return a console on stdout, as wide as its terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES, highlight=False)
+
+
+@contextmanager
+def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that takes bytes done and all bytes.
+
+    A bar appears on stderr after a second, and only where that is a terminal.
+    """
+    from tqdm import tqdm
+
+    bar = tqdm(desc=description, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False)
+
+    def update(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
+    with bar:
+        yield update

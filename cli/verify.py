@@ -1,0 +1,33 @@
+"""`ftw verify`: does a folder still hold what was written, and is that what the source holds?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ftw.verify import verify
+
+from .output import print_error, print_json, progress_bar
+from .sizes import format_size
+
+
+def verify_command(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="FTW folder, or any checkpoint.")],
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="SRC", help="Compare with the source, byte by byte.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Check layout, checksums and padding, and with --against every byte."""
+    with progress_bar("verify") as progress:
+        result = verify(path, against=against, progress=progress)
+    if as_json:
+        print_json(result.to_dict())
+    for problem in result.problems:
+        print_error(problem)
+    if result.is_ok and not as_json:
+        checked = f"{result.num_tensors} tensors, {format_size(result.nbytes)}, {result.num_checksums} checksums"
+        compared = f", {result.num_compared} equal to those of {against}" if against else ""
+        print(f"{path}: ok, {checked}{compared}")
+    return 0 if result.is_ok else 1

@@ -1,0 +1,82 @@
+"""Checkpoint toolkit that keeps an LLM's lookup tables in pinned host memory and gives the VRAM back.
+
+Importing this package imports neither torch nor triton; `load` and what belongs to it do, when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ftw._version import __version__
+from ftw.checkpoint import Checkpoint, open_checkpoint
+from ftw.config import ModelConfig
+from ftw.convert import ConversionResult, convert
+from ftw.errors import (
+    CheckpointError,
+    ClosedError,
+    FtwError,
+    LookupArgumentError,
+    NotEligibleError,
+    OutputError,
+    PinError,
+    SourceNotFoundError,
+    UnknownTensorError,
+)
+from ftw.report import Report, inspect
+from ftw.tensors import TensorInfo
+from ftw.verify import VerifyResult, verify
+
+if TYPE_CHECKING:
+    from ftw import memory
+    from ftw.embedding import HostEmbedding
+    from ftw.loader import LoadedModel, load
+    from ftw.memory import MemoryReport
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "ClosedError",
+    "ConversionResult",
+    "FtwError",
+    "HostEmbedding",
+    "LoadedModel",
+    "LookupArgumentError",
+    "MemoryReport",
+    "ModelConfig",
+    "NotEligibleError",
+    "OutputError",
+    "PinError",
+    "Report",
+    "SourceNotFoundError",
+    "TensorInfo",
+    "UnknownTensorError",
+    "VerifyResult",
+    "__version__",
+    "convert",
+    "inspect",
+    "load",
+    "memory",
+    "open_checkpoint",
+    "verify",
+]
+
+# Where the names live that need torch.
+_LAZY = {
+    "HostEmbedding": "ftw.embedding",
+    "LoadedModel": "ftw.loader",
+    "MemoryReport": "ftw.memory",
+    "load": "ftw.loader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "memory":
+        return importlib.import_module("ftw.memory")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'ftw' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,264 @@
+"""Conversion to FTW: bytes move unchanged, a checksum is taken on the way, and the folder appears when it is complete.
+
+Everything is written into a hidden folder beside the target, synced, and renamed; a conversion that fails or is killed
+leaves the target as it was. Memory is three buffers of 16 MiB and the headers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftw import metadata_files
+from ftw._version import __version__
+from ftw.checkpoint import open_checkpoint
+from ftw.dtypes import DTYPES
+from ftw.errors import CheckpointError, OutputError, printable
+from ftw.placement import Placement, plan_placement
+from ftw.readers.ftw import ALIGNMENT, INDEX_NAME
+from ftw.verdict import judge
+from ftw.writer import DEFAULT_SHARD_LIMIT, FtwWriter, Layout, fsync_folder, plan_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ftw.checkpoint import Checkpoint
+    from ftw.readers.base import LeftOut
+    from ftw.tensors import TensorInfo
+
+# Index keys that the writer sets itself; a source FTW's other keys are carried over.
+_OWN_INDEX_KEYS = frozenset(
+    {"format", "version", "align", "shard_limit", "total_bytes", "source_model_path", "side_files", "ftw"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionPlan:
+    """What a conversion will write, decided before the first byte.
+
+    Attributes:
+        layout: Where each tensor goes.
+        placement: Which tables are laid out for the host.
+        metadata_files: Files that are copied beside the weights, relative to the source's folder.
+        left_out: Files and stale tensors of the source that are not taken, with the reason.
+    """
+
+    layout: Layout
+    placement: Placement
+    metadata_files: tuple[Path, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionResult:
+    """What a conversion wrote, or with `dry_run` would write."""
+
+    source: str
+    target: str
+    format: str
+    plan: ConversionPlan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `ftw convert --json` prints."""
+        layout, placement = self.plan.layout, self.plan.placement
+        return {
+            "source": self.source,
+            "target": self.target,
+            "format": self.format,
+            "num_tensors": len(layout.tensors),
+            "nbytes": sum(tensor.nbytes for tensor in layout.tensors),
+            "total_bytes": layout.total_bytes,
+            "shards": [{"file": shard.name, "nbytes": shard.nbytes} for shard in layout.shards],
+            "embed": {
+                "placement": placement.placement,
+                "tables": [table.name for table in placement.host_tables],
+                "reason": placement.reason,
+            },
+            "metadata_files": [path.as_posix() for path in self.plan.metadata_files],
+            "left_out": [{"name": name, "reason": reason} for name, reason in self.plan.left_out],
+        }
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    embed: str = "gpu",
+    shard_limit: int = DEFAULT_SHARD_LIMIT,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> ConversionResult:
+    """Convert a checkpoint to an FTW folder.
+
+    Args:
+        source: A path or a hub id.
+        target: The folder to make.
+        embed: "host" lays the lookup tables out for host memory, "auto" does so where it is allowed, "gpu" does not.
+        shard_limit: The most bytes of one shard, a multiple of 4096.
+        overwrite: Replace an existing FTW folder; it stays as it is until the new one is complete.
+        dry_run: Plan and check, write nothing.
+        progress: Called with the bytes done and all bytes, after each piece of at most 16 MiB.
+
+    Raises:
+        NotEligibleError: `embed` is "host" and the token embedding may not leave the GPU.
+        CheckpointError: The source is broken.
+        OutputError: The target exists, lies in the source, is being written already, or would not fit on its disk.
+        ValueError: `embed` or `shard_limit` is not allowed.
+    """
+    if shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
+        raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
+    destination = Path(os.path.abspath(target))
+    with open_checkpoint(source) as checkpoint:
+        plan = _plan(checkpoint, embed, shard_limit)
+        _check_target(destination, checkpoint, overwrite)
+        result = ConversionResult(str(source), str(target), checkpoint.format, plan)
+        if not dry_run:
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            with _staging_folder(destination, plan, checkpoint.folder) as staging:
+                _write(checkpoint, plan, staging, progress or _ignore)
+                _publish(staging, destination)
+    return result
+
+
+def _plan(checkpoint: Checkpoint, embed: str, shard_limit: int) -> ConversionPlan:
+    placement = plan_placement(judge(checkpoint), embed, checkpoint.source)
+    roles = {table.name: table.role for table in placement.host_tables}
+    tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in checkpoint.tensors.values()]
+    tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
+    files, left_out = metadata_files.choose(checkpoint)
+    return ConversionPlan(plan_layout(tensors, shard_limit), placement, files, (*checkpoint.left_out, *left_out))
+
+
+def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> TensorInfo:
+    """Return a tensor as it goes into the FTW; what the source says of its placement is not carried over."""
+    if DTYPES[tensor.dtype].torch_name is None:
+        raise CheckpointError(source, tensor.name, f"dtype is {tensor.dtype}, which FTW has no name for")
+    role = roles.get(tensor.name)
+    return replace(tensor, role=role or tensor.role, placement="host" if role else None, xxh3_64=None)
+
+
+def _check_target(target: Path, checkpoint: Checkpoint, overwrite: bool) -> None:
+    name = printable(str(target))
+    source = checkpoint.folder.resolve()
+    resolved = target.resolve()
+    if resolved == source or source in resolved.parents or resolved in source.parents:
+        raise OutputError(f"{name}: target: and the source {printable(str(source))} lie in one another, none may")
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise OutputError(f"{name}: target: is a file, a folder that does not exist yet is needed")
+    if any(target.iterdir()):
+        if not overwrite:
+            raise OutputError(f"{name}: target: exists and is not empty; --overwrite replaces an FTW folder")
+        if not (target / INDEX_NAME).is_file():
+            raise OutputError(f"{name}: target: is not an FTW folder; --overwrite replaces nothing else")
+
+
+@contextlib.contextmanager
+def _staging_folder(target: Path, plan: ConversionPlan, source_folder: Path) -> Iterator[Path]:
+    """Yield an empty folder beside the target that no other conversion uses; it is gone afterwards."""
+    staging = target.with_name(f".{target.name}.ftw-partial")
+    staging.mkdir(exist_ok=True)
+    lock = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(lock, staging, target)
+        _empty(staging)  # of what a killed conversion left
+        try:
+            _check_free_space(target, plan, source_folder)
+            yield staging
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _lock(descriptor: int, staging: Path, target: Path) -> None:
+    """Lock the staging folder, and make sure that the other conversion did not just give it its final name."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_same = os.path.samestat(os.fstat(descriptor), staging.stat())
+    except (BlockingIOError, FileNotFoundError):
+        is_same = False
+    if not is_same:
+        raise OutputError(f"{printable(str(target))}: target: another conversion is writing it")
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _check_free_space(target: Path, plan: ConversionPlan, source_folder: Path) -> None:
+    needed = plan.layout.total_bytes + sum((source_folder / path).stat().st_size for path in plan.metadata_files)
+    free = shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise OutputError(f"{printable(str(target))}: target: needs {needed} bytes, {free} are free on its disk")
+
+
+def _write(checkpoint: Checkpoint, plan: ConversionPlan, staging: Path, progress: Callable[[int, int], None]) -> None:
+    metadata_files.copy(plan.metadata_files, checkpoint.folder, staging)
+    total = sum(tensor.nbytes for tensor in plan.layout.tensors)
+    done = 0
+    with FtwWriter(staging, plan.layout) as writer:
+        for tensor in plan.layout.tensors:
+
+            def read_into(view: memoryview, offset: int, name: str = tensor.name) -> None:
+                nonlocal done
+                checkpoint.read_into(name, view, offset=offset)
+                done += len(view)
+                progress(done, total)
+
+            writer.write(tensor, read_into)
+        writer.finish(_index_extra(checkpoint, plan))
+
+
+def _index_extra(checkpoint: Checkpoint, plan: ConversionPlan) -> dict[str, Any]:
+    carried: dict[str, Any] = {}
+    if checkpoint.format == "ftw":
+        carried = {key: value for key, value in checkpoint.metadata.items() if key not in _OWN_INDEX_KEYS}
+    name = checkpoint.folder.resolve().name if os.path.exists(checkpoint.source) else checkpoint.source
+    return {
+        **carried,
+        "source_model_path": name,
+        "copied_metadata": [path.as_posix() for path in plan.metadata_files],
+        "ftw": {
+            "producer": f"ftw {__version__}",
+            "source": {
+                "format": checkpoint.format,
+                "files": [{"name": file.path.name, "bytes": file.nbytes} for file in checkpoint.files],
+            },
+            "embed": {
+                "placement": plan.placement.placement,
+                "tables": [table.name for table in plan.placement.host_tables],
+            },
+        },
+    }
+
+
+def _publish(staging: Path, target: Path) -> None:
+    """Give the complete folder its name; a folder of that name is moved aside first and removed last."""
+    old = target.with_name(f".{target.name}.ftw-old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    try:
+        staging.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise
+    fsync_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _ignore(done: int, total: int) -> None:
+    """Take no notice of progress."""

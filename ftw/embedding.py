@@ -1,0 +1,104 @@
+"""HostEmbedding: a lookup table that stays where it is, in host memory, while its rows are read from the GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ftw.errors import ClosedError
+from ftw.kernels.lookup import lookup
+
+if TYPE_CHECKING:
+    from ftw.pinned import PinnedBuffer
+
+
+class HostEmbedding(nn.Module):
+    """Looks up rows of a table in host memory, or, with `placement` "gpu", of one on the device.
+
+    The table is neither a parameter nor a buffer: moving, casting or saving a surrounding module leaves it alone.
+
+    Attributes:
+        name: The table's tensor.
+        placement: "host" or "gpu".
+    """
+
+    def __init__(
+        self,
+        table: torch.Tensor,
+        *,
+        name: str = "table",
+        dtype: torch.dtype | None = None,
+        buffer: PinnedBuffer | None = None,
+    ) -> None:
+        """Wrap a table.
+
+        Args:
+            table: `[rows, columns]`, contiguous; on the device, or in host memory that the device can read.
+            name: For messages.
+            dtype: Of the rows that a lookup returns; None for the table's own. Converted as torch converts.
+            buffer: The memory that the table lies in; this module then owns it.
+        """
+        super().__init__()
+        self.name = name
+        self.placement = "host" if table.device.type == "cpu" else "gpu"
+        self._table: torch.Tensor | None = table
+        self._dtype = dtype or table.dtype
+        self._buffer = buffer
+        self._shape = (int(table.shape[0]), int(table.shape[1]))
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the table."""
+        return self._shape[0]
+
+    @property
+    def embedding_dim(self) -> int:
+        """Elements of one row."""
+        return self._shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the rows that a lookup returns."""
+        return self._dtype
+
+    @property
+    def table(self) -> torch.Tensor:
+        """The table itself, `[rows, columns]`, not a copy. Do not use it after the close.
+
+        Raises:
+            ClosedError: The memory has been given back.
+        """
+        if self._table is None:
+            raise ClosedError(f"{self.name}: table: its memory has been given back")
+        return self._table
+
+    @property
+    def pinned_nbytes(self) -> int:
+        """Page-locked bytes: the table's, rounded up to whole pages; 0 on a CPU-only machine."""
+        return self._buffer.pinned_nbytes if self._buffer is not None else 0
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of `ids`: `ids.shape + (embedding_dim,)`, on the ids' device, on its current stream.
+
+        Args:
+            ids: int32 or int64, of any shape, on the GPU or the CPU. An id outside the table gives a row of zeros.
+
+        Raises:
+            LookupArgumentError: The ids have another dtype, or lie on a device that the table is not on.
+            ClosedError: The memory has been given back.
+        """
+        rows = lookup(self.table, ids)
+        return rows if rows.dtype == self._dtype else rows.to(self._dtype)
+
+    def close(self) -> None:
+        """Give the memory back, once the device has finished. A CUDA graph that reads it must not run any more."""
+        self._table = None
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            buffer.close()
+
+    def extra_repr(self) -> str:
+        """Describe the table for `repr`."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, dtype={self._dtype}, placement={self.placement!r}"

@@ -1,0 +1,23 @@
+"""The kernel of `ftw.kernels.lookup`. Grid: (ids, blocks of one row)."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def lookup_kernel(table_ptr, ids_ptr, out_ptr, table_rows, row_units, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Copy one block of one row, or zeros for an id outside the table.
+
+    table_ptr [table_rows, row_units], ids_ptr [programs of axis 0], out_ptr [programs of axis 0, row_units]; a unit is
+    an integer of 1, 2 or 4 bytes.
+    """
+    position = tl.program_id(0).to(tl.int64)
+    row = tl.load(ids_ptr + position).to(tl.int64)
+    is_inside = (row >= 0) & (row < table_rows)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    in_row = columns < row_units
+    # Masked lanes read nothing, so an address far outside the table is never touched.
+    units = tl.load(table_ptr + row * row_units + columns, mask=in_row & is_inside, other=0)
+    tl.store(out_ptr + position * row_units + columns, units, mask=in_row)

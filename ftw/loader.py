@@ -1,0 +1,265 @@
+"""Loading: lookup tables straight into pinned host memory, every other tensor to the device on demand.
+
+A host table goes from its file into the memory it stays in, and is page-locked there; none of it passes through the
+device. Other tensors stream through two page-locked buffers of 16 MiB, one being read while the other is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
+from ftw.dtypes import DTYPES
+from ftw.embedding import HostEmbedding
+from ftw.errors import CheckpointError, ClosedError, NotEligibleError
+from ftw.memory import MemoryReport, make_report, snapshot
+from ftw.pinned import PinnedBuffer
+from ftw.placement import plan_placement
+from ftw.verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+    from ftw.config import ModelConfig
+    from ftw.tensors import TensorInfo
+
+_log = logging.getLogger("ftw")
+_NUM_STAGING_BUFFERS = 2
+
+
+class LoadedModel:
+    """A checkpoint whose lookup tables are loaded and whose other weights stream to the device.
+
+    Use it as a context manager: its close gives the host memory back. Lookups and CUDA graphs that read the tables must
+    have ended by then.
+
+    Attributes:
+        config: What config.json says.
+        verdict: Which tables may leave the GPU, and why.
+        memory: What loading the tables cost.
+        tables: The tables in host memory, by tensor name.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        verdict: Verdict,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        tables: Mapping[str, HostEmbedding],
+        memory: MemoryReport,
+    ) -> None:
+        self.config: ModelConfig = checkpoint.config
+        self.verdict = verdict
+        self.memory = memory
+        self.device = device
+        self.tables = dict(tables)
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._device_embedding: HostEmbedding | None = None
+        self._closed = False
+
+    @property
+    def embedding(self) -> HostEmbedding:
+        """The token embedding. One that stays on the GPU is loaded there on first use, and `weights` yields that copy.
+
+        Raises:
+            NotEligibleError: The checkpoint has no token embedding whose rows can be looked up.
+            ClosedError: The model is closed.
+        """
+        self._check_open()
+        table = self.verdict.token_embedding
+        if table is not None and table.name in self.tables:
+            return self.tables[table.name]
+        if self._device_embedding is None:
+            if table is None or table.rows is None or table.reason in ("unsupported_encoding", "df11"):
+                detail = "no tensor has the name of a token embedding" if table is None else table.detail
+                raise NotEligibleError(f"{self._checkpoint.source}: token embedding: no lookup reads it: {detail}")
+            with _Staging(self.device) as staging:
+                tensor = staging.load(self._checkpoint, self._checkpoint.tensors[table.name])
+            self._device_embedding = HostEmbedding(tensor, name=table.name, dtype=self._dtype)
+        return self._device_embedding
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor but the host tables, on the device, in the order of the bytes on disk.
+
+        Each is a new tensor that belongs to the caller. Peak memory: the tensors that the caller keeps, and two
+        page-locked host buffers of 16 MiB.
+
+        Raises:
+            CheckpointError: A file has changed, or holds a dtype that torch has not.
+            ClosedError: The model is closed.
+        """
+        with _Staging(self.device) as staging:
+            for tensor in self._checkpoint.tensors.values():
+                self._check_open()
+                if tensor.name in self.tables:
+                    continue
+                embedding = self._device_embedding
+                if embedding is not None and embedding.name == tensor.name:
+                    yield tensor.name, embedding.table
+                else:
+                    yield tensor.name, staging.load(self._checkpoint, tensor)
+
+    def close(self) -> None:
+        """Give the tables' memory back and end reading; every table is released even if one of them fails."""
+        self._closed = True
+        self._checkpoint.close()
+        with contextlib.ExitStack() as stack:
+            for table in self.tables.values():
+                stack.callback(table.close)
+            if self._device_embedding is not None:
+                stack.callback(self._device_embedding.close)
+
+    def __enter__(self) -> LoadedModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self._checkpoint.source}: model: is closed")
+
+
+def load(
+    source: str | os.PathLike[str],
+    *,
+    embed: str = "gpu",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> LoadedModel:
+    """Load a checkpoint for serving.
+
+    Args:
+        source: A path or a hub id.
+        embed: "host" puts the lookup tables into pinned host memory, "auto" does so where it is allowed and says why
+            not where it isn't, "gpu" leaves them among the weights.
+        device: Where the weights go and lookups run; None for the current GPU, or the CPU on a machine without one.
+        dtype: Of the rows that lookups return; None for the table's own.
+
+    Raises:
+        NotEligibleError: `embed` is "host" and the token embedding may not leave the GPU.
+        SourceNotFoundError: There is no checkpoint of that name.
+        CheckpointError: It is broken.
+        PinError: The driver refused to page-lock a table.
+    """
+    where = _resolve_device(device)
+    with contextlib.ExitStack() as stack:
+        checkpoint = stack.enter_context(open_checkpoint(source))
+        verdict = judge(checkpoint)
+        placement = plan_placement(verdict, embed, checkpoint.source)
+        if embed == "auto" and placement.placement == "gpu":
+            _log.warning("%s: the token embedding stays on the GPU: %s", checkpoint.source, placement.reason)
+        before = snapshot(where)
+        tables: dict[str, HostEmbedding] = {}
+        for table in placement.host_tables:
+            tables[table.name] = _load_host_table(checkpoint, checkpoint.tensors[table.name], where, dtype)
+            stack.callback(tables[table.name].close)
+        pinned = {name: table.pinned_nbytes or table.table.nbytes for name, table in tables.items()}
+        model = LoadedModel(checkpoint, verdict, where, dtype, tables, make_report(where, placement, pinned, before))
+        stack.pop_all()
+    return model
+
+
+def _resolve_device(device: torch.device | str | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.device(device)
+    if where.type == "cuda" and where.index is None:
+        where = torch.device("cuda", torch.cuda.current_device())
+    return where
+
+
+def _load_host_table(
+    checkpoint: Checkpoint, tensor: TensorInfo, device: torch.device, dtype: torch.dtype | None
+) -> HostEmbedding:
+    """Read a table into the memory where it stays, then page-lock it."""
+    buffer = PinnedBuffer(tensor.nbytes)
+    try:
+        checkpoint.read_into(tensor.name, buffer.view())
+        buffer.pin(device)
+        table = _as_tensor(checkpoint, tensor, buffer.view())
+    except BaseException:
+        buffer.close()
+        raise
+    return HostEmbedding(table, name=tensor.name, dtype=dtype, buffer=buffer)
+
+
+def _as_tensor(checkpoint: Checkpoint, tensor: TensorInfo, view: memoryview) -> torch.Tensor:
+    """Return a tensor over the bytes of `view`, which it keeps alive."""
+    dtype = _torch_dtype(checkpoint, tensor)
+    if not len(view):
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(view, dtype=torch.uint8).view(dtype).reshape(tensor.shape)
+
+
+def _torch_dtype(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.dtype:
+    name = DTYPES[tensor.dtype].torch_name
+    dtype = getattr(torch, name, None) if name else None
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(
+            checkpoint.source, tensor.name, f"dtype is {tensor.dtype}, which this torch does not have"
+        )
+    return dtype
+
+
+class _Staging:
+    """Two page-locked buffers that tensors stream through on their way to a device; none for a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: list[PinnedBuffer] = []
+        self._copies: list[torch.cuda.Event | None] = [None] * _NUM_STAGING_BUFFERS
+        self._next = 0
+
+    def __enter__(self) -> _Staging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            for buffer in self._buffers:
+                stack.callback(buffer.close)
+
+    def load(self, checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
+        """Return a new tensor on the device, complete for work that is queued on its current stream."""
+        target = torch.empty(tensor.shape, dtype=_torch_dtype(checkpoint, tensor), device=self._device)
+        if not tensor.nbytes:
+            return target
+        flat = target.reshape(-1).view(torch.uint8)
+        if self._device.type == "cpu":
+            checkpoint.read_into(tensor.name, flat.numpy())
+            return target
+        for offset in range(0, tensor.nbytes, CHUNK_NBYTES):
+            nbytes = min(CHUNK_NBYTES, tensor.nbytes - offset)
+            number = self._next_buffer()
+            view = self._buffers[number].view()[:nbytes]
+            checkpoint.read_into(tensor.name, view, offset=offset)
+            staged = torch.frombuffer(view, dtype=torch.uint8)
+            flat[offset : offset + nbytes].copy_(staged, non_blocking=True)
+            event = self._copies[number] = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._device))
+        return target
+
+    def _next_buffer(self) -> int:
+        """Return the number of a buffer that no copy reads any more."""
+        number = self._next
+        self._next = (number + 1) % _NUM_STAGING_BUFFERS
+        if number == len(self._buffers):
+            buffer = PinnedBuffer(CHUNK_NBYTES)
+            self._buffers.append(buffer)
+            buffer.pin(self._device)
+        copy = self._copies[number]
+        if copy is not None:
+            copy.synchronize()
+        return number

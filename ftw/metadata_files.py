@@ -1,0 +1,103 @@
+"""The files of a checkpoint that are no weights: which they are, and copying them.
+
+A folder's files are all taken but weights, in any format, and what version control and download tools leave. Of a
+single file's neighbours only the well-known names are taken, since a folder of downloads may hold anything. A link that
+leads out of the source is not followed, unless it leads into the blobs of the same hub cache entry.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftw.readers.base import LeftOut
+from ftw.readers.ftw import INDEX_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftw.checkpoint import Checkpoint
+
+_WEIGHTS = (
+    "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.ftw",
+    "*.gguf", "*.ggml", "*.h5", "*.hdf5", "*.keras", "*.msgpack", "*.msgpack.index.json", "*.h5.index.json",
+    "*.onnx", "*.onnx_data", "*.onnx.data", "*.ot", "*.pkl", "*.pickle", "*.npz", "*.npy", "*.tflite",
+    "*.mlmodel", "*.llamafile", "*.nemo",
+    "*.engine", "*.distcp", INDEX_NAME,
+)  # fmt: skip
+_DEBRIS = ("*.incomplete", "*.lock", "*.tmp", "*.part", ".DS_Store")
+_DEBRIS_FOLDERS = frozenset({".git", ".cache", "__pycache__", ".ipynb_checkpoints"})
+# What may lie beside a weight file and surely belongs to it.
+_WELL_KNOWN = frozenset(
+    """
+    config.json generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json
+    added_tokens.json tokenizer.model spiece.model vocab.json vocab.txt merges.txt chat_template.json
+    chat_template.jinja preprocessor_config.json processor_config.json hf_quant_config.json
+    quantization_config.json
+    """.split()
+)
+
+
+def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...]]:
+    """Return the metadata files, relative to the checkpoint's folder, and what is left out beside the weights."""
+    folder = checkpoint.folder
+    taken = {file.path for file in checkpoint.files}
+    named = {entry.name for entry in checkpoint.left_out}
+    files: list[Path] = []
+    left_out: list[LeftOut] = []
+    whole_folder = os.path.isdir(checkpoint.source) or not os.path.exists(checkpoint.source)
+    for path in _walk(folder):
+        relative = path.relative_to(folder)
+        if path in taken or relative.as_posix() in named or path.name == INDEX_NAME:
+            continue
+        if not whole_folder and relative.as_posix() not in _WELL_KNOWN:
+            continue
+        reason = _reason_against(path, folder)
+        if reason is None:
+            files.append(relative)
+        elif not path.name.endswith(".safetensors.index.json"):  # its content is in the FTW's own index
+            left_out.append(LeftOut(relative.as_posix(), reason))
+    return tuple(files), tuple(left_out)
+
+
+def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
+    """Copy files, in their folders, from one folder to another, and make them last."""
+    for relative in files:
+        destination = target / relative
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with (folder / relative).open("rb") as reading, destination.open("xb") as writing:
+            shutil.copyfileobj(reading, writing)
+            writing.flush()
+            os.fsync(writing.fileno())
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, in order; folders that are links are not entered."""
+    for directory, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _DEBRIS_FOLDERS)
+        yield from (Path(directory, name) for name in sorted(names))
+
+
+def _reason_against(path: Path, folder: Path) -> str | None:
+    name = path.name.lower()
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
+        return "weights in another format, or another copy of them"
+    if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _DEBRIS):
+        return "left by a download"
+    if not path.is_file():
+        return "not a regular file"
+    if path.is_symlink() and not _stays_inside(path, folder):
+        return "a link that leads out of the source"
+    return None
+
+
+def _stays_inside(path: Path, folder: Path) -> bool:
+    """Tell whether a link ends in the folder, or in the blobs of its hub cache entry (…/snapshots/REVISION)."""
+    target = path.resolve()
+    roots = [folder.resolve()]
+    if folder.parent.name == "snapshots":
+        roots.append((folder.parent.parent / "blobs").resolve())
+    return any(root in target.parents for root in roots)

@@ -1,0 +1,119 @@
+"""Names of tensors: which module of a checkpoint is a token embedding, and which is an LM head.
+
+A module is found by the last part of its path where that is telling (`embed_tokens`), by its whole path where it is not
+(`embeddings`), never by its shape: position tables, vision towers and codebooks can have any shape.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Wrappers that training code leaves in front of every name.
+_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
+
+_EMBEDDING_LEAVES = """
+    embed_tokens word_embeddings shared wte tok_embeddings token_embedding token_embeddings embed_in
+    tokens_embed word_embedding input_embeds_layer in_out_embed
+    """.split()
+_EMBEDDING_PATHS = frozenset(
+    """
+    embed model.embed model.llm.embed language_model.embed embeddings backbone.embeddings rwkv.embeddings
+    model.embeddings transformer.embeddings language_model.embeddings model.language_model.embeddings
+    transformer.w w cpmant.input_embedding input_embedding model.embedding backbone.embedding embed_text_tokens
+    embedding.word_embeddings
+    """.split()
+)
+_HEAD_LEAVES = """
+    lm_head embed_out generator_lm_head unembed vocab_projector
+    """.split()
+_HEAD_PATHS = frozenset(
+    """
+    cls cls.predictions.decoder predictions.decoder mlm_score.decoder lm_head.decoder head.decoder decoder head
+    proj_out output_projection output output_layer pred_layer.proj lm_head.out_proj lm_head.linear
+    log_softmax.mlp.layer0 lm_loss transformer.output_layer model.transformer.ff_out transformer.lm_head
+    """.split()
+)
+# Parts of a model that look up other things than its text: their tables are not the token embedding.
+_FOREIGN = frozenset(
+    """
+    audio_model audio_tower code2wav code_predictor conditioning_encoder depth_decoder dit entity_embeddings
+    gemma_expert image_encoder layers patcher protein_encoder qformer speech_decoder_model speech_encoder_model
+    t2u_model talker token2wav vision_encoder vision_model vision_tower visual vq_model vqmodel
+    """.split()
+)
+# What a packed or scaled module stores beside, or in place of, its weight.
+_PACKED = re.compile(
+    r"(?:weight[._])?(?:.*_)?(?:scales?|scale_inv|scale_2|scale_and_zero|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax"
+    r"|quant_map|quant_state\..+|packed|shape|W_q|q?data|qdata|qweight|luts|encoded_exponent|sign_mantissa"
+    r"|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks|g_idx)"
+)
+
+
+def _leaf_pattern(leaves: list[str]) -> re.Pattern[str]:
+    return re.compile(rf"(?P<module>(?:.+\.)?(?:{'|'.join(leaves)}))\.(?P<suffix>.+)")
+
+
+_EMBEDDING = _leaf_pattern(_EMBEDDING_LEAVES)
+_HEAD = _leaf_pattern(_HEAD_LEAVES)
+
+
+class StoredModule(NamedTuple):
+    """A module of a checkpoint: its path as stored, and the names of its tensors by what follows the path."""
+
+    path: str
+    tensors: Mapping[str, str]
+
+    @property
+    def packed(self) -> dict[str, str]:
+        """Those of its tensors that only a packed or scaled module has."""
+        return {suffix: name for suffix, name in self.tensors.items() if suffix != "weight"}
+
+
+def find_token_embeddings(names: Iterable[str]) -> list[StoredModule]:
+    """Find the modules that look up tokens, the one that a model reads first at the front."""
+    modules = _find(names, _EMBEDDING, _EMBEDDING_PATHS)
+    return sorted(modules, key=lambda module: (_rank(module.path), module.path))
+
+
+def find_heads(names: Iterable[str]) -> list[StoredModule]:
+    """Find the modules that map hidden states to tokens. A bias alone is no head."""
+    return _find(names, _HEAD, _HEAD_PATHS)
+
+
+def _find(names: Iterable[str], leaves: re.Pattern[str], paths: frozenset[str]) -> list[StoredModule]:
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        bare = _strip_wrappers(name)
+        module, suffix = _split(bare, leaves, paths)
+        if module and not _FOREIGN.intersection(module.split(".")[:-1]):
+            wrapper = name[: len(name) - len(bare)]
+            found.setdefault(wrapper + module, {})[suffix] = name
+    return [StoredModule(path, tensors) for path, tensors in found.items()]
+
+
+def _split(name: str, leaves: re.Pattern[str], paths: frozenset[str]) -> tuple[str, str]:
+    """Split a tensor's name into its module, empty where it is not one of those looked for, and the rest."""
+    match = leaves.fullmatch(name)
+    if match and (match["suffix"] == "weight" or _PACKED.fullmatch(match["suffix"])):
+        return match["module"], match["suffix"]
+    module, _, suffix = name.rpartition(".")
+    if module in paths and (suffix == "weight" or _PACKED.fullmatch(suffix)):
+        return module, suffix
+    return "", ""
+
+
+def _strip_wrappers(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        while name.startswith(wrapper):
+            name = name[len(wrapper) :]
+    return name
+
+
+def _rank(path: str) -> int:
+    """Order the tables of an encoder-decoder: shared, encoder, decoder."""
+    parts = path.split(".")
+    return 2 if "decoder" in parts[:-1] else 1 if "encoder" in parts[:-1] else 0

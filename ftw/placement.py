@@ -1,0 +1,54 @@
+"""Placement: which lookup tables go to host memory, by what the caller asked for and what the verdict allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftw.errors import NotEligibleError, printable
+
+if TYPE_CHECKING:
+    from ftw.verdict import TableVerdict, Verdict
+
+EMBED_CHOICES = ("host", "gpu", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the lookup tables go.
+
+    Attributes:
+        placement: "host" or "gpu", of the token embedding.
+        host_tables: Those that go to host memory, empty for "gpu".
+        reason: Why, for people.
+    """
+
+    placement: str
+    host_tables: tuple[TableVerdict, ...]
+    reason: str
+
+
+def plan_placement(verdict: Verdict, embed: str, source: str) -> Placement:
+    """Decide where the tables of a checkpoint go.
+
+    Args:
+        verdict: What may leave the GPU.
+        embed: "host" insists, "auto" does it where it is allowed, "gpu" leaves everything there.
+        source: The checkpoint's name, for messages.
+
+    Raises:
+        NotEligibleError: "host" was asked for, and the token embedding may not leave the GPU.
+        ValueError: `embed` is none of the three.
+    """
+    if embed not in EMBED_CHOICES:
+        raise ValueError(f"embed is {embed!r}, allowed are {', '.join(EMBED_CHOICES)}")
+    if embed == "gpu":
+        return Placement("gpu", (), "embed='gpu' leaves every table on the GPU")
+    table = verdict.token_embedding
+    if table is not None and table.eligible:
+        return Placement("host", verdict.eligible_tables, table.detail)
+    refusal = "no tensor has the name of a token embedding" if table is None else table.detail
+    if embed == "auto":
+        return Placement("gpu", (), refusal)
+    subject = "token embedding" if table is None else printable(table.name)
+    raise NotEligibleError(f"{printable(source)}: {subject}: {refusal}; embed 'gpu' or 'auto' leaves it on the GPU")

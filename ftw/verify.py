@@ -1,0 +1,140 @@
+"""Verification: does an FTW folder still hold what was written, and is that what the source holds?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
+from ftw.errors import CheckpointError
+from ftw.host_memory import HostMemory, align_up
+from ftw.readers.ftw import ALIGNMENT
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from ftw.tensors import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What a verification found.
+
+    Attributes:
+        path: The checkpoint.
+        against: The source it was compared with.
+        num_tensors: Tensors that were read.
+        num_checksums: Those of them whose checksum the index holds; an FTW of another writer has none.
+        num_compared: Those that were compared with the source, byte by byte.
+        nbytes: Bytes that were read of the checkpoint.
+        problems: One line each; empty where everything holds.
+    """
+
+    path: str
+    against: str | None
+    num_tensors: int
+    num_checksums: int
+    num_compared: int
+    nbytes: int
+    problems: tuple[str, ...]
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `ftw verify --json` prints."""
+        keys = ("path", "against", "num_tensors", "num_checksums", "num_compared", "nbytes")
+        return {**{key: getattr(self, key) for key in keys}, "ok": self.is_ok, "problems": list(self.problems)}
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    against: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> VerifyResult:
+    """Read every tensor of a checkpoint and check it.
+
+    The layout is checked as it is opened; then checksums and, in an FTW, the zeros between tensors; with `against` the
+    names, dtypes, shapes and bytes of the source too. Memory is two buffers of 16 MiB.
+
+    Args:
+        path: An FTW folder, or any checkpoint; other formats have no checksums and no padding to check.
+        against: The source that it was made from.
+        progress: Called with the bytes done and all bytes, after each tensor.
+
+    Raises:
+        SourceNotFoundError: There is no checkpoint of that name.
+        CheckpointError: The layout is broken.
+    """
+    problems: list[str] = []
+    with open_checkpoint(path) as checkpoint:
+        source = open_checkpoint(against) if against is not None else None
+        if source is not None:
+            problems.extend(_differences_of_names(checkpoint, source))
+        total, done, checksums, compared = checkpoint.nbytes, 0, 0, 0
+        for tensor in checkpoint.tensors.values():
+            original = source if source is not None and tensor.name in source.tensors else None
+            problems.extend(_check_tensor(checkpoint, tensor, original))
+            done += tensor.nbytes
+            checksums += tensor.xxh3_64 is not None
+            compared += original is not None
+            if progress:
+                progress(done, total)
+    name = None if against is None else str(against)
+    return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, compared, done, tuple(problems))
+
+
+def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> list[str]:
+    missing = [name for name in source.tensors if name not in checkpoint.tensors]
+    added = [name for name in checkpoint.tensors if name not in source.tensors]
+    problems = [_problem(checkpoint, name, "is missing, the source holds it") for name in missing]
+    return problems + [_problem(checkpoint, name, "is not in the source") for name in added]
+
+
+def _check_tensor(checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint | None) -> list[str]:
+    problems: list[str] = []
+    original = source.tensors[tensor.name] if source is not None else None
+    if original is not None and (original.dtype, original.shape) != (tensor.dtype, tensor.shape):
+        found = f"{tensor.dtype} {list(tensor.shape)}"
+        problems.append(
+            _problem(checkpoint, tensor.name, f"is {found}, the source has {original.dtype} {list(original.shape)}")
+        )
+        source = None
+    hasher = xxhash.xxh3_64()
+    memory = HostMemory(min(CHUNK_NBYTES, tensor.nbytes) if source is not None else 0)
+    offset = 0
+    for chunk in checkpoint.iter_chunks(tensor.name):
+        hasher.update(chunk)
+        if source is not None:
+            other = memory.view()[: len(chunk)]
+            source.read_into(tensor.name, other, offset=offset)
+            if bytes(chunk) != bytes(other):
+                first = next(place for place, pair in enumerate(zip(chunk, other, strict=True)) if pair[0] != pair[1])
+                problems.append(_problem(checkpoint, tensor.name, f"differs from the source at byte {offset + first}"))
+                source = None
+        offset += len(chunk)
+    if tensor.xxh3_64 is not None and tensor.xxh3_64 != hasher.hexdigest():
+        found = f"checksum is {hasher.hexdigest()}, the index says {tensor.xxh3_64}"
+        problems.append(_problem(checkpoint, tensor.name, found))
+    if checkpoint.format == "ftw" and not tensor.shard and not _is_padding_zero(checkpoint, tensor):
+        problems.append(_problem(checkpoint, tensor.name, "bytes after it are not zero, as padding has to be"))
+    return problems
+
+
+def _is_padding_zero(checkpoint: Checkpoint, tensor: TensorInfo) -> bool:
+    nbytes = align_up(tensor.nbytes, ALIGNMENT) - tensor.nbytes
+    if not nbytes:
+        return True
+    last = checkpoint.extents(tensor.name)[-1]
+    padding = checkpoint.files[last.file].read(last.offset + last.nbytes, nbytes)
+    return padding.count(0) == nbytes
+
+
+def _problem(checkpoint: Checkpoint, name: str, text: str) -> str:
+    return str(CheckpointError(checkpoint.source, name, text))
