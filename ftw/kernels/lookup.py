@@ -56,7 +56,7 @@ def lookup(table: torch.Tensor, ids: torch.Tensor, *, out: torch.Tensor | None =
     if not out.numel():
         return out
     if ids.device.type == "cpu":
-        out.copy_(lookup_reference(table, ids))
+        lookup_reference(table, ids, out)
     elif ids.device.index == torch.cuda.current_device():
         launch(table, ids, out)
     else:
