@@ -89,7 +89,7 @@ def write_ftw(folder: Path, tensors: dict[str, torch.Tensor], **overrides: Any) 
                 "shape": list(tensor.shape),
                 "global_off": len(region),
                 "nbytes": len(data),
-            }  # fmt: skip
+            }
         )
         region += data + bytes(-len(data) % 4096)
     (folder / "freetoken-00000.ftw").write_bytes(region)
