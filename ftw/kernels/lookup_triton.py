@@ -17,7 +17,7 @@ def lookup_kernel(table_ptr, ids_ptr, out_ptr, table_rows, row_units, BLOCK: tl.
     row = tl.load(ids_ptr + position).to(tl.int64)
     is_inside = (row >= 0) & (row < table_rows)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    in_row = columns < row_units
     # Masked lanes read nothing, so an address far outside the table is never touched.
-    units = tl.load(table_ptr + row * row_units + columns, mask=in_row & is_inside, other=0)
-    tl.store(out_ptr + position * row_units + columns, units, mask=in_row)
+    readable_units = tl.where(is_inside, row_units, 0)
+    units = tl.load(table_ptr + row * row_units + columns, mask=columns < readable_units, other=0)
+    tl.store(out_ptr + position * row_units + columns, units, mask=columns < row_units)

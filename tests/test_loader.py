@@ -1,0 +1,167 @@
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, write_sharded
+
+import ftw
+
+TABLE = "model.embed_tokens.weight"
+IDS = torch.tensor([[0, 63], [64, -1]])
+
+
+@pytest.fixture(params=["safetensors", "sharded", "ftw", "freetoken"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return the same untied checkpoint in each format."""
+    tensors = llama_tensors()
+    folder = tmp_path / request.param
+    if request.param == "sharded":
+        parts = list(tensors)
+        shards = {f"model-0000{n + 1}-of-00002.safetensors": {k: tensors[k] for k in parts[n::2]} for n in range(2)}
+        return write_sharded(folder, shards, llama_config())
+    if request.param == "freetoken":
+        write_ftw(folder, tensors)
+        (folder / "config.json").write_text(json.dumps(llama_config()))
+        return folder
+    write_checkpoint(folder, tensors, llama_config())
+    if request.param == "ftw":
+        ftw.convert(folder, tmp_path / "converted", embed="host")
+        return tmp_path / "converted"
+    return folder
+
+
+def equal_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype == right.dtype and torch.equal(left.view(torch.int16), right.view(torch.int16))
+
+
+def test_host_table_is_looked_up_and_left_out_of_the_weights(source: Path) -> None:
+    tensors = llama_tensors()
+    with ftw.load(source, embed="host", device="cpu") as model:
+        found = model.embedding(IDS)
+        assert equal_bits(found[0], tensors[TABLE][[0, 63]])
+        assert not found[1].count_nonzero()
+        weights = dict(model.weights())
+        assert set(weights) == set(tensors) - {TABLE}
+        assert all(equal_bits(weights[name], tensors[name]) for name in weights)
+        assert model.embedding.placement == "host"
+        assert list(model.tables) == [TABLE]
+
+
+def test_gpu_placement_yields_every_tensor(source: Path) -> None:
+    tensors = llama_tensors()
+    with ftw.load(source, device="cpu") as model:
+        assert model.memory.placement == "gpu"
+        assert not model.tables
+        assert model.memory.total_pinned_bytes == 0
+        weights = dict(model.weights())
+        assert set(weights) == set(tensors)
+        assert all(equal_bits(weights[name], tensors[name]) for name in weights)
+
+
+def test_embedding_that_stays_is_the_tensor_that_weights_yields(source: Path) -> None:
+    with ftw.load(source, embed="gpu", device="cpu") as model:
+        table = model.embedding.table
+        assert dict(model.weights())[TABLE].data_ptr() == table.data_ptr()
+        assert equal_bits(model.embedding(IDS)[0], table[[0, 63]])
+
+
+def test_memory_report_counts_the_table(source: Path) -> None:
+    with ftw.load(source, embed="host", device="cpu") as model:
+        assert model.memory.pinned_bytes == {TABLE: 64 * 8 * 2}
+        assert model.memory.total_pinned_bytes == 1024
+        assert model.memory.placement == "host"
+        assert model.memory.before.host_resident > 0
+        assert model.memory.device == "cpu"
+
+
+def test_tied_table_is_refused(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "tied", llama_tensors(head=False), llama_config(tie_word_embeddings=True))
+    with pytest.raises(ftw.NotEligibleError, match=r"tied: model.embed_tokens.weight: tied to the LM head"):
+        ftw.load(source, embed="host", device="cpu")
+
+
+def test_auto_keeps_a_tied_table_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = write_checkpoint(tmp_path / "tied", llama_tensors(head=False), llama_config(tie_word_embeddings=True))
+    with caplog.at_level(logging.WARNING, "ftw"), ftw.load(source, embed="auto", device="cpu") as model:
+        assert model.memory.placement == "gpu"
+        assert "tied to the LM head" in model.memory.reason
+        assert equal_bits(model.embedding(IDS)[0], llama_tensors(head=False)[TABLE][[0, 63]])
+    assert "tied to the LM head" in caplog.text
+
+
+def test_auto_takes_an_untied_table_to_the_host(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ftw.load(source, embed="auto", device="cpu") as model:
+        assert model.memory.placement == "host"
+    assert not caplog.records
+
+
+def test_dtype_is_that_of_lookups(source: Path) -> None:
+    with ftw.load(source, embed="host", device="cpu", dtype=torch.float32) as model:
+        assert model.embedding(IDS).dtype == torch.float32
+        assert dict(model.weights())["model.norm.weight"].dtype == torch.bfloat16
+
+
+def test_unknown_embed_is_a_value_error(source: Path) -> None:
+    with pytest.raises(ValueError, match="allowed are host, gpu, auto"):
+        ftw.load(source, embed="disk", device="cpu")
+
+
+def test_closed_model_raises(source: Path) -> None:
+    model = ftw.load(source, embed="host", device="cpu")
+    embedding = model.embedding
+    weights = model.weights()
+    next(weights)
+    model.close()
+    with pytest.raises(ftw.ClosedError):
+        embedding(IDS)
+    with pytest.raises(ftw.ClosedError):
+        next(weights)
+    with pytest.raises(ftw.ClosedError):
+        _ = model.embedding
+    model.close()
+
+
+def test_checkpoint_without_a_table_loads_its_weights(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "m", {"conv.weight": torch.ones(3, 4, 2)}, {"model_type": "x"})
+    with ftw.load(source, embed="auto", device="cpu") as model:
+        assert torch.equal(dict(model.weights())["conv.weight"], torch.ones(3, 4, 2))
+        with pytest.raises(ftw.NotEligibleError, match="no tensor has the name of a token embedding"):
+            _ = model.embedding
+
+
+def test_every_dtype_and_shape_streams(tmp_path: Path) -> None:
+    tensors = {
+        "scalar": torch.tensor(7, dtype=torch.int64),
+        "empty": torch.empty(0, 3),
+        "bool": torch.tensor([True, False, True]),
+        "fp8": torch.arange(7, dtype=torch.uint8).view(torch.float8_e4m3fn),
+        "double": torch.randn(2, 3, 4, dtype=torch.float64),
+        "complex": torch.randn(5, dtype=torch.complex64),
+        "uint16": torch.arange(5, dtype=torch.int16).view(torch.uint16),
+    }
+    source = write_checkpoint(tmp_path / "m", tensors)
+    with ftw.load(source, device="cpu") as model:
+        found = dict(model.weights())
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].shape == tensor.shape
+        if tensor.numel():
+            assert torch.equal(found[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+def test_failed_pinning_leaves_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ftw.pinned import PinnedBuffer
+
+    closed: list[PinnedBuffer] = []
+    close = PinnedBuffer.close
+
+    def refuse(self: PinnedBuffer, device: torch.device) -> None:
+        raise ftw.PinError("refused")
+
+    monkeypatch.setattr(PinnedBuffer, "pin", refuse)
+    monkeypatch.setattr(PinnedBuffer, "close", lambda self: (closed.append(self), close(self))[1])
+    with pytest.raises(ftw.PinError):
+        ftw.load(source, embed="host", device="cpu")
+    assert len(closed) == 1
