@@ -10,7 +10,7 @@ import typer
 from ftw.convert import ConversionResult, convert
 from ftw.readers.ftw import ALIGNMENT
 
-from .output import print_json, print_warning, progress_bar
+from .output import print_json, print_line, print_warning, progress_bar
 from .sizes import format_size, parse_size
 
 
@@ -66,9 +66,11 @@ def _print_result(result: ConversionResult, dry_run: bool) -> None:
     plan = result.plan
     verb = "would write" if dry_run else "wrote"
     size = format_size(plan.layout.total_bytes)
-    print(f"{verb} {result.target}: {len(plan.layout.tensors)} tensors, {size} in {len(plan.layout.shards)} shards")
+    print_line(
+        f"{verb} {result.target}: {len(plan.layout.tensors)} tensors, {size} in {len(plan.layout.shards)} shards"
+    )
     for table in plan.placement.host_tables:
-        print(f"laid out for host memory: {table.name}, {format_size(table.nbytes)}")
-    print(f"{len(plan.metadata_files)} metadata files copied")
+        print_line(f"laid out for host memory: {table.name}, {format_size(table.nbytes)}")
+    print_line(f"{len(plan.metadata_files)} metadata files copied")
     for name, reason in plan.left_out:
-        print(f"left out: {name} ({reason})")
+        print_line(f"left out: {name} ({reason})")

@@ -53,10 +53,12 @@ def _run(folder: Path) -> None:
 
 def _step(expected: int, *arguments: str) -> None:
     """Show a command as a user would type it, run it, and check its exit status."""
-    from .main import main
+    from .main import INTERRUPTED, main
 
     print(f"\n$ ftw {' '.join(arguments)}", flush=True)
     status = main(list(arguments))
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
     if status != expected:
         raise FtwError(f"demo: ftw {arguments[0]}: exit status {status}, {expected} was expected")
     if status:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftw.errors import printable
 from ftw.report import Report, inspect
 
-from .output import make_console, print_json, print_warning
+from .output import make_console, print_json, print_line, print_warning
 from .sizes import format_size
 
 if TYPE_CHECKING:
@@ -34,26 +35,24 @@ def inspect_command(
 
 
 def _print_report(report: Report) -> None:
-    console = make_console()
     architecture = report.config.architecture or "unknown architecture"
-    console.print(f"[bold]{report.source}[/bold]  {report.format}, {architecture}", soft_wrap=True)
+    print_line(f"{report.source}  {report.format}, {architecture}")
     dtypes = ", ".join(f"{dtype} {format_size(nbytes)}" for dtype, nbytes in report.dtypes.items())
-    console.print(f"{report.num_tensors} tensors, {format_size(report.nbytes)}: {dtypes}", soft_wrap=True)
-    console.print(f"LM head: {_tie_words(report)}", soft_wrap=True)
+    print_line(f"{report.num_tensors} tensors, {format_size(report.nbytes)}: {dtypes}")
+    print_line(f"LM head: {_tie_words(report)}")
     if not report.verdict.tables:
-        console.print("no lookup table: nothing has the name of a token embedding")
+        print_line("no lookup table: nothing has the name of a token embedding")
         return
-    console.print(_tables(report))
+    make_console().print(_tables(report))
     for table in report.verdict.tables:
-        console.print(f"{table.name}: {table.reason}, {table.detail}", soft_wrap=True, markup=False)
-    console.print(_gain_words(report), soft_wrap=True)
+        print_line(f"{table.name}: {table.reason}, {table.detail}")
+    print_line(_gain_words(report))
 
 
 def _tie_words(report: Report) -> str:
     words = {True: "tied to the token embedding", False: "not tied", None: "not known to be tied or not"}
-    if any(table.reason == "tie_conflict" for table in report.verdict.tables):
-        return f"[bold]conflict[/bold] ({', '.join(report.verdict.tie_evidence)})"
-    return f"{words[report.verdict.tied]} ({', '.join(report.verdict.tie_evidence)})"
+    is_conflict = any(table.reason == "tie_conflict" for table in report.verdict.tables)
+    return f"{'conflict' if is_conflict else words[report.verdict.tied]} ({', '.join(report.verdict.tie_evidence)})"
 
 
 def _tables(report: Report) -> Table:
@@ -68,11 +67,11 @@ def _tables(report: Report) -> Table:
     tables.add_column("may leave the GPU")
     for table in report.verdict.tables:
         tables.add_row(
-            table.name,
+            printable(table.name),
             table.role,
             "?" if table.rows is None else str(table.rows),
             "?" if table.columns is None else str(table.columns),
-            table.dtype,
+            printable(table.dtype),
             format_size(table.nbytes),
             "yes" if table.eligible else f"no: {table.reason}",
         )

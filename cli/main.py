@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -59,6 +60,12 @@ def _main(
 
 def run(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name gets its escapes
     sys.exit(main(arguments))
 
 
@@ -66,8 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; an error is one line on stderr."""
     try:
         status = app(args=arguments, standalone_mode=False)
+        sys.stdout.flush()  # here, where an error has a place to go
     except typer.TyperException as error:
-        print_error(error.format_message())
+        if error.format_message():  # empty where the help was printed instead
+            print_error(error.format_message())
         return USAGE
     except NotEligibleError as error:
         print_error(str(error))
@@ -82,4 +91,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print_error("interrupted")
         return INTERRUPTED
+    if status == INTERRUPTED:  # typer makes this of a KeyboardInterrupt
+        print_error("interrupted")
     return status if isinstance(status, int) else DONE

@@ -7,6 +7,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ftw.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -16,25 +18,36 @@ _WIDTH_OF_FILES = 160  # a table that goes to a file or a pipe has no terminal t
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print one JSON object, in ASCII where stdout cannot show its text: a name may hold bytes that are no UTF-8."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2)
+    print(text)
+
+
+def print_line(text: str) -> None:
+    """Print one line of data; what it names is shown as it is, but for control characters."""
+    print(printable(text))
 
 
 def print_error(message: str) -> None:
     """Print an error, on one line."""
-    print(f"ftw: error: {' '.join(message.splitlines())}", file=sys.stderr)
+    print(f"ftw: error: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
 
 
 def print_warning(message: str) -> None:
     """Print a warning, on one line."""
-    print(f"ftw: warning: {' '.join(message.splitlines())}", file=sys.stderr)
+    print(f"ftw: warning: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
 
 
 def make_console() -> Console:
-    """Return a console on stdout, as wide as its terminal."""
+    """Return a console on stdout, as wide as its terminal, to which brackets and colons in a name are just that."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES, highlight=False)
+    width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 @contextmanager

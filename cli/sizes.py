@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_MAX_DIGITS = 30  # more than any size has, and few enough for Python's integers
 
 
 def parse_size(text: str) -> int:
@@ -15,11 +17,11 @@ def parse_size(text: str) -> int:
         ValueError: It is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
-    if not match:
+    if not match or len(match[1]) > _MAX_DIGITS:
         raise ValueError(f"'{text}' is not a size, such as 8GiB or 512MiB")
     unit = (match[2] or "B").upper()
     exponent = "BKMGT".index(unit[0])
-    return int(float(match[1]) * 1024**exponent)
+    return int(Fraction(match[1]) * 1024**exponent)
 
 
 def format_size(nbytes: int) -> str:

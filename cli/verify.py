@@ -8,7 +8,7 @@ import typer
 
 from ftw.verify import verify
 
-from .output import print_error, print_json, progress_bar
+from .output import print_error, print_json, print_line, progress_bar
 from .sizes import format_size
 
 
@@ -29,5 +29,5 @@ def verify_command(
     if result.is_ok and not as_json:
         checked = f"{result.num_tensors} tensors, {format_size(result.nbytes)}, {result.num_checksums} checksums"
         compared = f", {result.num_compared} equal to those of {against}" if against else ""
-        print(f"{path}: ok, {checked}{compared}")
+        print_line(f"{path}: ok, {checked}{compared}")
     return 0 if result.is_ok else 1

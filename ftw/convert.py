@@ -1,16 +1,14 @@
 """Conversion to FTW: bytes move unchanged, a checksum is taken on the way, and the folder appears when it is complete.
 
-Everything is written into a hidden folder beside the target, synced, and renamed; a conversion that fails or is killed
-leaves the target as it was. Memory is three buffers of 16 MiB and the headers.
+A conversion that fails or is killed leaves the target as it was (`ftw.target`). Memory is three buffers of 16 MiB and
+the headers.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +16,15 @@ from ftw import metadata_files
 from ftw._version import __version__
 from ftw.checkpoint import open_checkpoint
 from ftw.dtypes import DTYPES
-from ftw.errors import CheckpointError, OutputError, printable
+from ftw.errors import CheckpointError
 from ftw.placement import Placement, plan_placement
-from ftw.readers.ftw import ALIGNMENT, INDEX_NAME
+from ftw.readers.ftw import ALIGNMENT
+from ftw.target import check_free_space, check_target, publish, staging_folder
 from ftw.verdict import judge
-from ftw.writer import DEFAULT_SHARD_LIMIT, FtwWriter, Layout, fsync_folder, plan_layout
+from ftw.writer import DEFAULT_SHARD_LIMIT, FtwWriter, Layout, plan_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ftw.checkpoint import Checkpoint
     from ftw.readers.base import LeftOut
@@ -108,21 +107,34 @@ def convert(
     Raises:
         NotEligibleError: `embed` is "host" and the token embedding may not leave the GPU.
         CheckpointError: The source is broken.
-        OutputError: The target exists, lies in the source, is being written already, or would not fit on its disk.
+        OutputError: The target exists, is a mount point, lies in the source, is being written already, or would not
+            fit on its disk.
         ValueError: `embed` or `shard_limit` is not allowed.
     """
     if shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
         raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
-    destination = Path(os.path.abspath(target))
+    destination = Path(os.path.realpath(target))  # of a link: what it points to is made or replaced
     with open_checkpoint(source) as checkpoint:
         plan = _plan(checkpoint, embed, shard_limit)
-        _check_target(destination, checkpoint, overwrite)
+        may_write = partial(
+            check_target,
+            destination,
+            source=checkpoint.folder.resolve(),
+            is_whole_folder=metadata_files.is_whole_folder(checkpoint),
+            overwrite=overwrite,
+        )
+        may_write()
+        needed = _needed_nbytes(plan, checkpoint.folder)
         result = ConversionResult(str(source), str(target), checkpoint.format, plan)
-        if not dry_run:
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            with _staging_folder(destination, plan, checkpoint.folder) as staging:
-                _write(checkpoint, plan, staging, progress or _ignore)
-                _publish(staging, destination)
+        if dry_run:
+            check_free_space(destination, needed)
+            return result
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with staging_folder(destination) as staging:
+            check_free_space(destination, needed)
+            _write(checkpoint, plan, staging, progress or _ignore)
+            may_write()  # once more: writing may have taken an hour
+            publish(staging, destination)
     return result
 
 
@@ -143,65 +155,8 @@ def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> Te
     return replace(tensor, role=role or tensor.role, placement="host" if role else None, xxh3_64=None)
 
 
-def _check_target(target: Path, checkpoint: Checkpoint, overwrite: bool) -> None:
-    name = printable(str(target))
-    source = checkpoint.folder.resolve()
-    resolved = target.resolve()
-    if resolved == source or source in resolved.parents or resolved in source.parents:
-        raise OutputError(f"{name}: target: and the source {printable(str(source))} lie in one another, none may")
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise OutputError(f"{name}: target: is a file, a folder that does not exist yet is needed")
-    if any(target.iterdir()):
-        if not overwrite:
-            raise OutputError(f"{name}: target: exists and is not empty; --overwrite replaces an FTW folder")
-        if not (target / INDEX_NAME).is_file():
-            raise OutputError(f"{name}: target: is not an FTW folder; --overwrite replaces nothing else")
-
-
-@contextlib.contextmanager
-def _staging_folder(target: Path, plan: ConversionPlan, source_folder: Path) -> Iterator[Path]:
-    """Yield an empty folder beside the target that no other conversion uses; it is gone afterwards."""
-    staging = target.with_name(f".{target.name}.ftw-partial")
-    staging.mkdir(exist_ok=True)
-    lock = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _lock(lock, staging, target)
-        _empty(staging)  # of what a killed conversion left
-        try:
-            _check_free_space(target, plan, source_folder)
-            yield staging
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-def _lock(descriptor: int, staging: Path, target: Path) -> None:
-    """Lock the staging folder, and make sure that the other conversion did not just give it its final name."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_same = os.path.samestat(os.fstat(descriptor), staging.stat())
-    except (BlockingIOError, FileNotFoundError):
-        is_same = False
-    if not is_same:
-        raise OutputError(f"{printable(str(target))}: target: another conversion is writing it")
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def _check_free_space(target: Path, plan: ConversionPlan, source_folder: Path) -> None:
-    needed = plan.layout.total_bytes + sum((source_folder / path).stat().st_size for path in plan.metadata_files)
-    free = shutil.disk_usage(target.parent).free
-    if needed > free:
-        raise OutputError(f"{printable(str(target))}: target: needs {needed} bytes, {free} are free on its disk")
+def _needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
+    return plan.layout.total_bytes + sum((folder / path).stat().st_size for path in plan.metadata_files)
 
 
 def _write(checkpoint: Checkpoint, plan: ConversionPlan, staging: Path, progress: Callable[[int, int], None]) -> None:
@@ -228,13 +183,13 @@ def _index_extra(checkpoint: Checkpoint, plan: ConversionPlan) -> dict[str, Any]
     name = checkpoint.folder.resolve().name if os.path.exists(checkpoint.source) else checkpoint.source
     return {
         **carried,
-        "source_model_path": name,
-        "copied_metadata": [path.as_posix() for path in plan.metadata_files],
+        "source_model_path": _unicode(name),
+        "copied_metadata": [_unicode(path.as_posix()) for path in plan.metadata_files],
         "ftw": {
             "producer": f"ftw {__version__}",
             "source": {
                 "format": checkpoint.format,
-                "files": [{"name": file.path.name, "bytes": file.nbytes} for file in checkpoint.files],
+                "files": [{"name": _unicode(file.path.name), "bytes": file.nbytes} for file in checkpoint.files],
             },
             "embed": {
                 "placement": plan.placement.placement,
@@ -244,20 +199,9 @@ def _index_extra(checkpoint: Checkpoint, plan: ConversionPlan) -> dict[str, Any]
     }
 
 
-def _publish(staging: Path, target: Path) -> None:
-    """Give the complete folder its name; a folder of that name is moved aside first and removed last."""
-    old = target.with_name(f".{target.name}.ftw-old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    try:
-        staging.rename(target)
-    except OSError:
-        if old.exists():
-            old.rename(target)
-        raise
-    fsync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+def _unicode(name: str) -> str:
+    """Return a file name as JSON can hold it: bytes that are no UTF-8 become escapes."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _ignore(done: int, total: int) -> None:

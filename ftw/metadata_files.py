@@ -11,7 +11,7 @@ import fnmatch
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ftw.readers.base import LeftOut
 from ftw.readers.ftw import INDEX_NAME
@@ -28,6 +28,7 @@ _WEIGHTS = (
     "*.mlmodel", "*.llamafile", "*.nemo",
     "*.engine", "*.distcp", INDEX_NAME,
 )  # fmt: skip
+_GGUF_HEADER = "source_metadata.gguf"  # header and key-values of an FTW's source, no weights in spite of its name
 _DEBRIS = ("*.incomplete", "*.lock", "*.tmp", "*.part", ".DS_Store")
 _DEBRIS_FOLDERS = frozenset({".git", ".cache", "__pycache__", ".ipynb_checkpoints"})
 # What may lie beside a weight file and surely belongs to it.
@@ -48,12 +49,9 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
     named = {entry.name for entry in checkpoint.left_out}
     files: list[Path] = []
     left_out: list[LeftOut] = []
-    whole_folder = os.path.isdir(checkpoint.source) or not os.path.exists(checkpoint.source)
-    for path in _walk(folder):
+    for path in _walk(folder) if is_whole_folder(checkpoint) else _well_known(folder):
         relative = path.relative_to(folder)
         if path in taken or relative.as_posix() in named or path.name == INDEX_NAME:
-            continue
-        if not whole_folder and relative.as_posix() not in _WELL_KNOWN:
             continue
         reason = _reason_against(path, folder)
         if reason is None:
@@ -61,6 +59,11 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
         elif not path.name.endswith(".safetensors.index.json"):  # its content is in the FTW's own index
             left_out.append(LeftOut(relative.as_posix(), reason))
     return tuple(files), tuple(left_out)
+
+
+def is_whole_folder(checkpoint: Checkpoint) -> bool:
+    """Tell whether a folder or a hub id was opened, not one file."""
+    return os.path.isdir(checkpoint.source) or not os.path.exists(checkpoint.source)
 
 
 def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
@@ -75,15 +78,24 @@ def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, in order; folders that are links are not entered."""
-    for directory, folders, names in os.walk(folder):
+    """Yield the files below a folder, in order, and the folders that are links: they are not entered."""
+    for directory, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = sorted(name for name in folders if name not in _DEBRIS_FOLDERS)
-        yield from (Path(directory, name) for name in sorted(names))
+        links = [name for name in folders if os.path.islink(os.path.join(directory, name))]
+        yield from (Path(directory, name) for name in sorted(names + links))
+
+
+def _well_known(folder: Path) -> list[Path]:
+    return [folder / name for name in sorted(_WELL_KNOWN) if os.path.lexists(folder / name)]
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _reason_against(path: Path, folder: Path) -> str | None:
     name = path.name.lower()
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
+    if path.name != _GGUF_HEADER and any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
         return "weights in another format, or another copy of them"
     if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _DEBRIS):
         return "left by a download"
@@ -95,9 +107,8 @@ def _reason_against(path: Path, folder: Path) -> str | None:
 
 
 def _stays_inside(path: Path, folder: Path) -> bool:
-    """Tell whether a link ends in the folder, or in the blobs of its hub cache entry (…/snapshots/REVISION)."""
+    """Tell whether a link ends in the folder, or in the blobs of its hub cache entry (…/snapshots/REVISION/…)."""
     target = path.resolve()
-    roots = [folder.resolve()]
-    if folder.parent.name == "snapshots":
-        roots.append((folder.parent.parent / "blobs").resolve())
-    return any(root in target.parents for root in roots)
+    root = folder.resolve()
+    entries = [parent.parent for parent in root.parents if parent.name == "snapshots"]
+    return any(allowed in target.parents for allowed in (root, *(entry / "blobs" for entry in entries)))

@@ -21,10 +21,9 @@ def resolve_source(source: str | os.PathLike[str]) -> Path:
     Raises:
         SourceNotFoundError: There is no such path, and no such repository in the cache or on the hub.
     """
-    path = Path(source)
-    if path.exists():
+    path, name = Path(source), os.fspath(source)
+    if name and path.exists():  # Path("") would be the current folder
         return path
-    name = os.fspath(source)
     if not isinstance(source, str) or not _HUB_ID.fullmatch(name):
         raise SourceNotFoundError(f"{printable(name)}: path: does not exist, a file, a folder or a hub id is needed")
     return _fetch_from_hub(name)

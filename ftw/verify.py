@@ -83,7 +83,7 @@ def verify(
             problems.extend(_check_tensor(checkpoint, tensor, original))
             done += tensor.nbytes
             checksums += tensor.xxh3_64 is not None
-            compared += original is not None
+            compared += original is not None and _is_alike(tensor, original.tensors[tensor.name])
             if progress:
                 progress(done, total)
     name = None if against is None else str(against)
@@ -100,7 +100,7 @@ def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> list[st
 def _check_tensor(checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint | None) -> list[str]:
     problems: list[str] = []
     original = source.tensors[tensor.name] if source is not None else None
-    if original is not None and (original.dtype, original.shape) != (tensor.dtype, tensor.shape):
+    if original is not None and not _is_alike(tensor, original):
         found = f"{tensor.dtype} {list(tensor.shape)}"
         problems.append(
             _problem(checkpoint, tensor.name, f"is {found}, the source has {original.dtype} {list(original.shape)}")
@@ -125,6 +125,10 @@ def _check_tensor(checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint
     if checkpoint.format == "ftw" and not tensor.shard and not _is_padding_zero(checkpoint, tensor):
         problems.append(_problem(checkpoint, tensor.name, "bytes after it are not zero, as padding has to be"))
     return problems
+
+
+def _is_alike(tensor: TensorInfo, original: TensorInfo) -> bool:
+    return (tensor.dtype, tensor.shape) == (original.dtype, original.shape)
 
 
 def _is_padding_zero(checkpoint: Checkpoint, tensor: TensorInfo) -> bool:

@@ -19,6 +19,7 @@ LAYERS = [
     {"tie"},
     {"verdict"},
     {"report", "placement", "metadata_files", "writer"},
+    {"target"},
     {"convert", "verify"},
     {"kernels"},
     {"pinned", "memory"},

@@ -1,0 +1,158 @@
+"""Target: the folder that a conversion makes, which is complete or is not there.
+
+Everything is written into a hidden folder beside it, `.NAME.ftw-partial`, which the conversion locks, so that a second
+one is refused, and what a killed one left is cleared by the next. Complete and synced, it gets the target's name; an
+FTW folder that is replaced changes places with it in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftw.errors import OutputError, printable
+from ftw.readers.ftw import INDEX_NAME
+from ftw.writer import fsync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2), Linux 3.15
+
+
+def check_target(target: Path, *, source: Path, is_whole_folder: bool, overwrite: bool) -> None:
+    """Check that a folder may be made or replaced.
+
+    Args:
+        target: It, as a real path.
+        source: The folder of the source, as a real path.
+        is_whole_folder: Whether all of that folder is the source; the one around a single file may hold the target too.
+        overwrite: Whether an FTW folder may be replaced.
+
+    Raises:
+        OutputError: It may not.
+    """
+    name = printable(str(target))
+    lies_inside = source in target.parents and is_whole_folder
+    if target == source or lies_inside or target in source.parents:
+        raise OutputError(f"{name}: target: and the source {printable(str(source))} lie in one another, none may")
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise OutputError(f"{name}: target: is a file, a folder that does not exist yet is needed")
+    if os.path.ismount(target):
+        raise OutputError(f"{name}: target: is a mount point, which cannot be renamed; name a folder in it")
+    if any(target.iterdir()):
+        if not overwrite:
+            raise OutputError(f"{name}: target: exists and is not empty; --overwrite replaces an FTW folder")
+        if not (target / INDEX_NAME).is_file():
+            raise OutputError(f"{name}: target: is not an FTW folder; --overwrite replaces nothing else")
+
+
+def check_free_space(target: Path, needed: int) -> None:
+    """Check that `needed` bytes fit on the disk that the target, or the nearest folder above it, lies on.
+
+    Raises:
+        OutputError: They do not.
+    """
+    free = shutil.disk_usage(next(folder for folder in target.parents if folder.exists())).free
+    if needed > free:
+        raise OutputError(f"{printable(str(target))}: target: needs {needed} bytes, {free} are free on its disk")
+
+
+@contextlib.contextmanager
+def staging_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside the target that no other conversion uses; it is gone afterwards.
+
+    Raises:
+        OutputError: Another conversion is writing the target.
+    """
+    staging = target.with_name(f".{target.name}.ftw-partial")
+    staging.mkdir(exist_ok=True)
+    lock = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _lock(lock, staging, target)
+        _empty(staging)  # of what a killed conversion left
+        try:
+            yield staging
+        finally:
+            if _is_still(lock, staging):  # otherwise it is published, and the name may be another conversion's by now
+                shutil.rmtree(staging, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def publish(staging: Path, target: Path) -> None:
+    """Give the complete folder its name; an FTW of that name changes places with it at once, and is removed."""
+    aside = target.with_name(f".{target.name}.ftw-old")
+    if target.exists() and any(target.iterdir()):
+        _replace(staging, target, aside)
+    else:
+        staging.rename(target)
+    fsync_folder(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _lock(descriptor: int, staging: Path, target: Path) -> None:
+    """Lock the staging folder, and make sure that the other conversion did not just give it its final name."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = _is_still(descriptor, staging)
+    except BlockingIOError:
+        is_ours = False
+    if not is_ours:
+        raise OutputError(f"{printable(str(target))}: target: another conversion is writing it")
+
+
+def _is_still(descriptor: int, folder: Path) -> bool:
+    """Tell whether a name still stands for the folder that was opened under it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), folder.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _replace(staging: Path, target: Path, aside: Path) -> None:
+    old = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # It gets the staging folder's name, which no other conversion may then take over. Nobody can hold its lock but
+        # the conversion that has just published it.
+        fcntl.flock(old, fcntl.LOCK_EX)
+        if not _exchange(staging, target):
+            _move_aside(staging, target, aside)
+    finally:
+        if _is_still(old, staging):
+            shutil.rmtree(staging, ignore_errors=True)
+        os.close(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False where the C library or the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    return bool(renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+
+
+def _move_aside(staging: Path, target: Path, aside: Path) -> None:
+    """Replace the target by two renames; a kill between them leaves the old folder under the name `aside`."""
+    shutil.rmtree(aside, ignore_errors=True)
+    target.rename(aside)
+    try:
+        staging.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise

@@ -1,0 +1,329 @@
+"""The command line: exit statuses, what goes to stdout and to stderr, and names that are hard to print."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from builders import llama_config, llama_tensors, write_checkpoint
+from ftw.cli import inspect as inspect_module
+from ftw.cli.main import main
+
+import ftw
+
+ODD_NAMES = [
+    "with space", "größe", "new\nline", "-dash", "[red]x", "[bold]", ":smile:", "tab\t", "back\\slash", "esc\x1b[31m",
+    "%s{0}", "quote'\"", "\udcff",
+]  # fmt: skip
+
+
+@pytest.fixture
+def untied(tmp_path) -> Path:
+    return write_checkpoint(tmp_path / "untied", llama_tensors(), llama_config())
+
+
+@pytest.fixture
+def tied(tmp_path) -> Path:
+    return write_checkpoint(tmp_path / "tied", llama_tensors(head=False), llama_config(tie_word_embeddings=True))
+
+
+def command(*arguments: object, **options) -> subprocess.CompletedProcess:
+    options = {"capture_output": True, "text": True, "timeout": 60, **options}
+    return subprocess.run([sys.executable, "-m", "ftw.cli", *map(str, arguments)], **options)
+
+
+def fails(capsys, status: int, *arguments: object) -> str:
+    """Run a command that fails: one line on stderr, which is returned, and nothing on stdout."""
+    assert main(list(map(str, arguments))) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ftw: error: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("ftw: error: ").rstrip("\n")
+
+
+# statuses
+
+
+def test_cli_failure_is_one(capsys, tmp_path):
+    assert fails(capsys, 1, "inspect", "/nowhere") == (
+        "/nowhere: path: does not exist, a file, a folder or a hub id is needed"
+    )
+    (tmp_path / "model.safetensors").write_bytes(b"GGUF" + bytes(20))
+    assert "is a GGUF file under another name" in fails(capsys, 1, "inspect", tmp_path)
+    assert "path: does not exist" in fails(capsys, 1, "inspect", tmp_path / "model.safetensors" / "x")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nope"], ["inspect"], ["inspect", "a", "b"], ["inspect", "--nope", "a"], ["convert", "a"], ["bench", "nothing"],
+     ["convert", "a", "b", "--embed", "cpu"], ["convert", "a", "b", "--shard-size", "many"], ["verify"],
+     ["convert", "a", "b", "--shard-size", "5000"], ["convert", "a", "b", "--shard-size", "0"],
+     ["convert", "a", "b", "--shard-size", "9" * 400], ["--nope"]],
+    ids=lambda arguments: "_".join(arguments)[:30],
+)  # fmt: skip
+def test_cli_wrong_usage_is_two(capsys, arguments):
+    fails(capsys, 2, *arguments)
+
+
+def test_cli_refusal_is_three(capsys, tied, tmp_path):
+    text = fails(capsys, 3, "convert", tied, tmp_path / "out", "--embed", "host")
+    assert text.startswith(f"{tied}: model.embed_tokens.weight: tied to the LM head")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+def test_cli_check_is_three_where_the_table_must_stay(capsys, tied, untied, as_json):
+    assert main(["inspect", str(tied), "--check", *as_json]) == 3
+    assert capsys.readouterr().err == ""
+    assert main(["inspect", str(untied), "--check", *as_json]) == 0
+    assert main(["inspect", str(tied), *as_json]) == 0
+
+
+def test_cli_interrupt_is_130(capsys, untied, monkeypatch):
+    def interrupted(source: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inspect_module, "inspect", interrupted)
+    assert fails(capsys, 130, "inspect", untied) == "interrupted"
+
+
+def test_cli_existing_target_fails_on_one_line(capsys, untied, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").touch()
+    assert fails(capsys, 1, "convert", untied, tmp_path / "out") == (
+        f"{tmp_path / 'out'}: target: exists and is not empty; --overwrite replaces an FTW folder"
+    )
+    fails(capsys, 1, "convert", untied, tmp_path / "out", "--overwrite")
+
+
+def test_cli_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr() == (f"ftw {ftw.__version__}\n", "")
+
+
+def test_cli_without_arguments_prints_help(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert all(name in out for name in ("Usage", "inspect", "convert", "verify", "bench", "demo"))
+
+
+@pytest.mark.parametrize("name", ["inspect", "convert", "verify", "bench", "demo"], ids=str)
+def test_cli_help_of_a_command(capsys, name):
+    assert main([name, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert ("Usage" in out, err) == (True, "")
+
+
+# data
+
+
+@pytest.mark.parametrize("which", ["untied", "tied"], ids=str)
+def test_cli_inspect_json_is_the_report(capsys, request, which):
+    source = request.getfixturevalue(which)
+    assert main(["inspect", str(source), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == ftw.inspect(str(source)).to_dict()
+    assert err == ""
+
+
+def test_cli_inspect_warns_on_stderr(capsys, tmp_path):
+    source = write_checkpoint(tmp_path / "src", llama_tensors(), llama_config(vocab_size=100))
+    assert main(["inspect", str(source), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["warnings"]
+    assert err.startswith("ftw: warning: model.embed_tokens.weight has 64 rows")
+    assert err.count("\n") == 1
+
+
+def test_cli_inspect_of_a_checkpoint_without_tables(capsys, tmp_path):
+    source = write_checkpoint(tmp_path / "src", {"x": torch.ones(2)})
+    assert main(["inspect", str(source)]) == 0
+    assert "no lookup table" in capsys.readouterr().out
+    assert main(["inspect", str(source), "--check"]) == 3
+
+
+def test_cli_convert_and_verify_json(capsys, untied, tmp_path):
+    out_folder = tmp_path / "out"
+    assert main(["convert", str(untied), str(out_folder), "--embed", "host", "--json", "--dry-run"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert not out_folder.exists()
+    assert main(["convert", str(untied), str(out_folder), "--embed", "host", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == planned
+    assert planned["embed"]["tables"] == ["model.embed_tokens.weight"]
+    assert main(["verify", str(out_folder), "--against", str(untied), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == ftw.verify(str(out_folder), against=str(untied)).to_dict()
+    assert err == ""
+
+
+def test_cli_convert_auto_on_a_tied_checkpoint_warns(capsys, tied, tmp_path):
+    assert main(["convert", str(tied), str(tmp_path / "out"), "--embed", "auto", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["embed"]["placement"] == "gpu"
+    assert err.startswith(f"ftw: warning: {tied}: the token embedding stays on the GPU: tied to the LM head")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+def test_cli_verify_with_problems_is_one(capsys, untied, tmp_path, as_json):
+    out_folder = tmp_path / "out"
+    ftw.convert(untied, out_folder)
+    with (out_folder / "freetoken-00000.ftw").open("r+b") as file:
+        file.write(b"\x00" * 2048)
+    capsys.readouterr()
+    assert main(["verify", str(out_folder), *as_json]) == 1
+    out, err = capsys.readouterr()
+    result = ftw.verify(str(out_folder))
+    assert err.splitlines() == [f"ftw: error: {problem}" for problem in result.problems]
+    assert result.problems
+    assert (json.loads(out)["problems"] if as_json else out) == (list(result.problems) if as_json else "")
+
+
+# names
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+def test_cli_takes_odd_file_names(capfd, tmp_path, monkeypatch, name):
+    """As arguments, as the target, and among the metadata files; shown as they are, or escaped on one line."""
+    monkeypatch.chdir(tmp_path)
+    write_checkpoint(tmp_path / "plain", llama_tensors(), llama_config()).rename(tmp_path / name)
+    (tmp_path / name / name).write_text("metadata")
+    (tmp_path / name / f"{name}.bin").write_text("weights")
+    shown = name if name.isprintable() else ascii(name)[1:-1]
+    assert main(["inspect", "--", name]) == 0
+    assert capfd.readouterr().out.startswith(f"{shown}  safetensors, LlamaForCausalLM\n")
+    assert main(["convert", "--", name, f"{name}.out"]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith(f"wrote {shown}.out: 4 tensors")
+    assert f"left out: {shown}.bin (weights" in out
+    assert err == ""
+    assert (tmp_path / f"{name}.out" / name).read_text() == "metadata"
+    assert main(["verify", "--against", name, "--", f"{name}.out"]) == 0
+    assert capfd.readouterr().out.startswith(f"{shown}.out: ok, ")
+    assert main(["inspect", "--json", "--", name]) == 0
+    assert json.loads(capfd.readouterr().out)["source"] == name
+    assert main(["inspect", "--", f"{name}.absent"]) == 1
+    assert capfd.readouterr().err.startswith(f"ftw: error: {shown}.absent: path: does not exist")
+
+
+@pytest.mark.parametrize("name", ["[red]x", "[/bold]", ":smile:", "with space", "größe", "esc\x1b[31m"], ids=ascii)
+def test_cli_prints_odd_tensor_names(capsys, tmp_path, name):
+    table = f"{name}.embed_tokens.weight"
+    tensors = {table: torch.ones(64, 8), f"{name}.lm_head.weight": torch.zeros(64, 8)}
+    source = write_checkpoint(tmp_path / "src", tensors, llama_config())
+    shown = table if table.isprintable() else ascii(table)[1:-1]
+    assert main(["inspect", str(source)]) == 0
+    out = capsys.readouterr().out
+    assert out.count(shown) == 2  # in the table and below it
+    assert "\x1b" not in out
+    assert main(["convert", str(source), str(tmp_path / "out"), "--embed", "host"]) == 0
+    assert f"laid out for host memory: {shown}, " in capsys.readouterr().out
+
+
+def test_cli_long_table_name_is_not_cut(capsys, tmp_path):
+    name = "model." + "very_long_part." * 30 + "embed_tokens.weight"
+    source = write_checkpoint(tmp_path / "src", {name: torch.ones(4, 4), "lm_head.weight": torch.zeros(4, 4)}, {})
+    assert main(["inspect", str(source)]) == 0
+    assert f"{name}: ok, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8", "latin-1"], ids=str)
+def test_cli_stdout_of_any_encoding_takes_any_name(tmp_path, encoding):
+    source = write_checkpoint(tmp_path / "größe😀\udcff", llama_tensors(), llama_config())
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = command("inspect", source, env=environment, text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    done = command("inspect", source, "--json", env=environment, text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout.decode(encoding))["source"] == str(source)
+
+
+# processes
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_cli_stays_silent_when_the_reader_of_its_output_has_left(tmp_path, size, as_json):
+    tensors = {f"t{number}": torch.ones(2) for number in range(3 if size == "small" else 2000)}
+    source = write_checkpoint(tmp_path / "src", tensors)
+    for number in range(0 if size == "small" else 1500):
+        (source / f"{number}.bin").touch()
+    reading, writing = os.pipe()
+    os.close(reading)
+    arguments = ("convert", source, tmp_path / "out", "--dry-run", "--shard-size", "4KiB", *as_json)
+    done = command(*arguments, stdout=writing, stderr=subprocess.PIPE, capture_output=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_cli_full_disk_under_stdout_is_one_line(untied):
+    with Path("/dev/full").open("w") as full:
+        done = command("inspect", untied, stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert done.returncode == 1
+    assert done.stderr == "ftw: error: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"], ids=["stdout", "stderr", "both"])
+@pytest.mark.parametrize(
+    "arguments", ["inspect untied", "inspect nowhere", "--version"], ids=["good", "bad", "version"]
+)
+def test_cli_runs_with_closed_streams(untied, closed, arguments):
+    shell = f"{sys.executable} -m ftw.cli {arguments} {closed}"
+    done = subprocess.run(shell, shell=True, cwd=untied.parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == ("nowhere" in arguments)
+    assert "Traceback" not in done.stderr
+    if closed == "2>&-" and done.returncode:
+        assert done.stdout == ""
+
+
+def test_cli_progress_is_silent_where_stderr_is_no_terminal(tmp_path):
+    source = write_checkpoint(tmp_path / "src", {"big": torch.zeros(48 << 20, dtype=torch.uint8)})
+    for arguments in (("convert", source, tmp_path / "out"), ("verify", tmp_path / "out", "--against", source)):
+        done = command(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_cli_installed_command_and_module_are_the_same(untied):
+    installed = Path(sys.executable).with_name("ftw")
+    done = subprocess.run([installed, "inspect", untied, "--json"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == command("inspect", untied, "--json").stdout
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import ftw", "import ftw.cli.main", "from ftw.cli.main import main; main(['inspect', 'untied'])",
+     "from ftw.cli.main import main; main(['convert', 'untied', 'out', '--embed', 'host'])",
+     "from ftw.cli.main import main; main(['verify', 'untied', '--against', 'untied', '--json'])"],
+    ids=["import", "import_cli", "inspect", "convert", "verify"],
+)  # fmt: skip
+def test_cli_starts_without_heavy_imports(untied, code):
+    heavy = ("torch", "triton", "numpy", "transformers", "huggingface_hub", "safetensors")
+    script = f"import sys; {code}; print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=untied.parent, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+# the demo
+
+
+def test_cli_demo_makes_a_checkpoint_that_transformers_loads(capfd, tmp_path):
+    folder = tmp_path / "demo"
+    assert main(["demo", "--folder", str(folder)]) == 0
+    out, err = capfd.readouterr()
+    assert "every byte of 999 rows equals the checkpoint's" in out
+    assert "all steps as expected" in out
+    assert err.count("\n") == 1  # the refusal, which is a step of it
+    assert ftw.verify(folder / "out", against=folder / "Qwen3-tiny").is_ok
+    from transformers import Qwen3MoeForCausalLM
+
+    for name in ("Qwen3-tiny", "Qwen3-tiny-tied"):
+        _, info = Qwen3MoeForCausalLM.from_pretrained(folder / name, output_loading_info=True)
+        assert {key: value for key, value in info.items() if value} == {}
+    capfd.readouterr()  # transformers' progress bars
+    assert "File exists" in fails(capfd, 1, "demo", "--folder", folder)

@@ -1,0 +1,199 @@
+"""Verification: one changed byte, wherever it is, is found and named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
+
+import ftw
+from ftw.errors import CheckpointError, SourceNotFoundError
+
+INDEX = "freetoken_weight.json"
+BIG = (16 << 20) + 100_000  # more than one chunk
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    tensors = {**llama_tensors(), "big": torch.arange(BIG, dtype=torch.int32).to(torch.uint8)}
+    return write_checkpoint(tmp_path / "src", tensors, llama_config())
+
+
+@pytest.fixture
+def converted(source, tmp_path) -> Path:
+    ftw.convert(source, tmp_path / "out", embed="host", shard_limit=8 << 20)
+    return tmp_path / "out"
+
+
+def flip(folder: Path, place: int) -> None:
+    """Change one byte of a region, counted over its shards."""
+    for shard in json.loads((folder / INDEX).read_text())["shards"]:
+        if place < shard["nbytes"]:
+            with (folder / shard["file"]).open("r+b") as file:
+                file.seek(place)
+                byte = file.read(1)[0]
+                file.seek(place)
+                file.write(bytes([byte ^ 1]))
+            return
+        place -= shard["nbytes"]
+    raise AssertionError("outside of the region")
+
+
+def entry_of(folder: Path, name: str) -> dict:
+    return next(entry for entry in json.loads((folder / INDEX).read_text())["tensors"] if entry["name"] == name)
+
+
+def test_verify_finds_nothing_wrong_with_a_conversion(converted, source):
+    result = ftw.verify(converted, against=source)
+    assert result.to_dict() == {
+        "path": str(converted),
+        "against": str(source),
+        "num_tensors": 5,
+        "num_checksums": 5,
+        "num_compared": 5,
+        "nbytes": BIG + 2 * 1024 + 128 + 16,
+        "ok": True,
+        "problems": [],
+    }
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4095, (8 << 20) - 1, 8 << 20, 16 << 20, BIG - 1], ids=str)
+def test_verify_names_the_tensor_of_a_changed_byte(converted, source, offset):
+    flip(converted, entry_of(converted, "big")["global_off"] + offset)
+    result = ftw.verify(converted)
+    assert not result.is_ok
+    assert len(result.problems) == 1
+    problem = result.problems[0]
+    recorded = entry_of(converted, "big")["xxh3_64"]
+    assert problem.startswith(f"{converted}: big: checksum is ")
+    assert problem.endswith(f", the index says {recorded}")
+    found = ftw.verify(converted, against=source).problems
+    assert found == (f"{converted}: big: differs from the source at byte {offset}", problem)
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"], ids=str)
+def test_verify_names_each_small_tensor_with_a_changed_byte(converted, name):
+    flip(converted, entry_of(converted, name)["global_off"])
+    assert [problem.split(": ")[1] for problem in ftw.verify(converted).problems] == [name]
+
+
+@pytest.mark.parametrize("offset", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("name", ["model.norm.weight", "big"], ids=str)
+def test_verify_finds_padding_that_is_not_zero(converted, name, offset):
+    entry = entry_of(converted, name)
+    end = entry["global_off"] + entry["nbytes"]
+    flip(converted, end if offset == 0 else -(-end // 4096) * 4096 - 1)
+    assert ftw.verify(converted).problems == (
+        f"{converted}: {name}: bytes after it are not zero, as padding has to be",
+    )
+
+
+def test_verify_reports_every_problem_at_once(converted):
+    for name in ("big", "lm_head.weight"):
+        flip(converted, entry_of(converted, name)["global_off"])
+    flip(converted, entry_of(converted, "model.norm.weight")["global_off"] + 4000)
+    assert sorted(problem.split(": ")[1] for problem in ftw.verify(converted).problems) == [
+        "big",
+        "lm_head.weight",
+        "model.norm.weight",
+    ]
+
+
+def test_verify_of_an_index_with_another_checksum(converted):
+    index = json.loads((converted / INDEX).read_text())
+    index["tensors"][0]["xxh3_64"] = "0" * 16
+    (converted / INDEX).write_text(json.dumps(index))
+    assert [problem[-16:] for problem in ftw.verify(converted).problems] == ["0" * 16]
+
+
+def variant(folder: Path, **changes) -> Path:
+    tensors = {**llama_tensors(), **changes}
+    return write_checkpoint(folder, {name: value for name, value in tensors.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("change", "problem", "compared"),
+    [
+        ({"new": torch.ones(2)}, "new: is missing, the source holds it", 4),
+        ({"lm_head.weight": None}, "lm_head.weight: is not in the source", 3),
+        (
+            {"model.norm.weight": torch.ones(4, dtype=torch.bfloat16)},
+            "model.norm.weight: is BF16 [8], the source has BF16 [4]",
+            3,
+        ),
+        (
+            {"model.norm.weight": llama_tensors()["model.norm.weight"].view(torch.float16)},
+            "model.norm.weight: is BF16 [8], the source has F16 [8]",
+            3,
+        ),
+        (
+            {"model.norm.weight": llama_tensors()["model.norm.weight"].reshape(2, 4)},
+            "model.norm.weight: is BF16 [8], the source has BF16 [2, 4]",
+            3,
+        ),
+    ],
+    ids=["missing", "extra", "length", "dtype", "shape"],
+)
+def test_verify_against_another_source_names_the_difference(tmp_path, change, problem, compared):
+    variant(tmp_path / "src")
+    ftw.convert(tmp_path / "src", tmp_path / "out")
+    result = ftw.verify(tmp_path / "out", against=variant(tmp_path / "other", **change))
+    assert result.problems == (f"{tmp_path / 'out'}: {problem}",)
+    assert result.num_compared == compared
+
+
+def test_verify_against_a_source_with_other_values_names_the_first_byte(tmp_path):
+    variant(tmp_path / "src")
+    ftw.convert(tmp_path / "src", tmp_path / "out")
+    other = llama_tensors()["lm_head.weight"].clone().view(torch.uint8)
+    other[3, 5] ^= 255
+    other[9, 0] ^= 1
+    result = ftw.verify(
+        tmp_path / "out", against=variant(tmp_path / "other", **{"lm_head.weight": other.view(torch.bfloat16)})
+    )
+    assert result.problems == (f"{tmp_path / 'out'}: lm_head.weight: differs from the source at byte {3 * 16 + 5}",)
+
+
+def test_verify_of_another_writers_ftw_counts_no_checksums(tmp_path):
+    folder = write_ftw(tmp_path / "out", {**llama_tensors(), "empty": torch.empty(0, 3)})
+    result = ftw.verify(folder)
+    assert (result.is_ok, result.num_tensors, result.num_checksums, result.num_compared) == (True, 5, 0, 0)
+    flip(folder, 1024)
+    assert len(ftw.verify(folder).problems) == 1
+
+
+def test_verify_reads_a_checkpoint_of_another_format(source):
+    result = ftw.verify(source)
+    assert (result.is_ok, result.num_tensors, result.num_checksums) == (True, 5, 0)
+    assert ftw.verify(source, against=source / "model.safetensors").num_compared == 5
+
+
+def test_verify_includes_side_files(tmp_path):
+    folder = write_ftw(tmp_path / "out", {"a": torch.ones(5)}, side_files=["ple.safetensors"])
+    write_checkpoint(folder, {"ple": torch.arange(10.0)}, file="ple.safetensors")
+    result = ftw.verify(folder, against=folder / "ple.safetensors")
+    assert result.num_tensors == 2
+    assert result.problems == (f"{folder}: a: is not in the source",)
+
+
+def test_verify_progress_reaches_the_total(converted):
+    calls: list[tuple[int, int]] = []
+    result = ftw.verify(converted, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (result.nbytes, result.nbytes)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert {total for _, total in calls} == {result.nbytes}
+
+
+def test_verify_raises_where_the_layout_is_broken(converted):
+    with (converted / "freetoken-00000.ftw").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(CheckpointError, match=r"freetoken-00000\.ftw: file: is \d+ bytes long, the index says"):
+        ftw.verify(converted)
+
+
+@pytest.mark.parametrize("which", ["path", "against"], ids=str)
+def test_verify_raises_where_there_is_nothing(source, tmp_path, which):
+    paths = {"path": source, "against": source, which: tmp_path / "absent"}
+    with pytest.raises(SourceNotFoundError, match="absent"):
+        ftw.verify(paths["path"], against=paths["against"])
