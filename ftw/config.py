@@ -137,11 +137,15 @@ def _num_attention_layers(part: Mapping[str, Any], num_layers: int | None) -> in
     for key in ("layer_types", "layers_block_type"):
         types = part.get(key)
         if isinstance(types, list) and types and all(isinstance(layer, str) for layer in types):
-            return sum("attention" in layer and not layer.startswith("linear") for layer in types)
+            return sum(_keeps_keys_and_values(layer) for layer in types)
     interval = part.get("full_attention_interval")
     if num_layers is not None and is_count(interval) and interval:
         return int(num_layers // interval)
     return num_layers
+
+
+def _keeps_keys_and_values(layer_type: str) -> bool:
+    return layer_type == "hybrid" or ("attention" in layer_type and not layer_type.startswith("linear"))
 
 
 def _kv_elements_per_layer(parts: tuple[Mapping[str, Any], ...]) -> int | None:
@@ -150,8 +154,10 @@ def _kv_elements_per_layer(parts: tuple[Mapping[str, Any], ...]) -> int | None:
     if latent and rope:
         return latent + rope
     heads, kv_heads = _first_count(parts, _NUM_HEADS), _first_count(parts, _NUM_KV_HEADS)
+    if any(part.get("multi_query") is True and not part.get("new_decoder_architecture") for part in parts):
+        kv_heads = 1
     hidden_size = _first_count(parts, _HIDDEN_SIZE)
-    head_dim = _first_count(parts, ("head_dim", "attention_head_dim"))
+    head_dim = _first_count(parts, ("head_dim", "attention_head_dim", "d_kv"))
     if head_dim is None and hidden_size and heads:
         head_dim = hidden_size // heads
     return 2 * kv_heads * head_dim if kv_heads and head_dim else None

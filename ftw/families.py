@@ -14,9 +14,9 @@ TIED_BY_DEFAULT = frozenset(
     blip_text_model bloom camembert canary cohere cohere2 cohere2_moe cohere2_vision cohere_compass_text
     convbert cpmant csm ctrl d_fine dab-detr data2vec-text deberta deberta-v2 deepseek_vl deepseek_vl_hybrid
     deformable_detr deimv2 diffusion_gemma diffusion_gemma_text distilbert electra ernie ernie4_5 ernie4_5_moe
-    ernie4_5_vl_moe ernie4_5_vl_moe_text esm falcon falcon_mamba flaubert flava florence2 fnet fun_asr_nano
-    funnel gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified
-    gemma4_unified_assistant gemma4_unified_text glmasr got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neo
+    ernie4_5_vl_moe ernie4_5_vl_moe_text esm falcon falcon_mamba fine_acoustics flaubert flava florence2 fnet
+    fun_asr_nano funnel gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_assistant gemma4_text
+    gemma4_unified gemma4_unified_assistant gemma4_unified_text glmasr got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neo
     gpt_neox_japanese granite_docling granite_docling_text granite_speech granite_speech5_ctc
     granite_speech_plus granite_swa grounding-dino gte hunyuan_vl hunyuan_vl_text hyperclovax_vision_v2 ibert
     internvl janus jetmoe jina_embeddings_v3 kimi_k25 kosmos-2 kosmos-2.5 kosmos_2_5_text_model
@@ -105,12 +105,14 @@ FLAG_WITHOUT_EFFECT = frozenset(
 
 _HEADLESS = re.compile(
     r".+(For\w*Classification|ForQuestionAnswering|ForMultipleChoice|ForNextSentencePrediction|EncoderModel"
-    r"|ForRewardModel|TextModelWithProjection|ForTextEncoding)"
+    r"|ForRewardModel|TextModelWithProjection|ForTextEncoding)|(Electra|Funnel|Splinter)ForPreTraining"
 )
 _BASE_MODEL = re.compile(r".+Model")
-_BASE_MODEL_WITH_HEAD = re.compile(
-    r".*(LMHeadModel|DoubleHeadsModel|EncoderDecoderModel|ChatModel|ChatGLMModel|MTModel|FSMTModel"
-    r"|Pix2StructTextModel|SeamlessM4T(v2)?Model|MusicgenMelodyModel|MusicgenModel)"
+# Classes that hold a whole language model, whatever the rest of their name says.
+_WITH_HEAD = re.compile(
+    r".*(LMHeadModel|DoubleHeadsModel|EncoderDecoderModel|(?<!Nano)ChatModel|ChatGLMModel|MTModel|FSMTModel"
+    r"|Pix2StructTextModel|SeamlessM4T(v2)?Model|MusicgenMelodyModel|MusicgenModel|Blip2Model|RagModel"
+    r"|BlipForQuestionAnswering|ShieldGemma2ForImageClassification)"
 )
 
 
@@ -125,7 +127,7 @@ def is_headless(architecture: str | None, model_type: str | None) -> bool:
     Classifiers and encoders have none under any name; a bare "…Model" is trusted only in a family that is known, since
     remote code names whole chat models so.
     """
-    if not architecture or _BASE_MODEL_WITH_HEAD.fullmatch(architecture):
+    if not architecture or _WITH_HEAD.fullmatch(architecture):
         return False
     if _HEADLESS.fullmatch(architecture):
         return True

@@ -41,13 +41,15 @@ _HEAD_PATHS = frozenset(
 _FOREIGN = frozenset(
     """
     audio_model audio_tower code2wav code_predictor conditioning_encoder depth_decoder dit entity_embeddings
-    gemma_expert image_encoder layers patcher protein_encoder qformer speech_decoder_model speech_encoder_model
+    gemma_expert image_encoder layers mtp patcher protein_encoder qformer speech_decoder_model speech_encoder_model
     t2u_model talker token2wav vision_encoder vision_model vision_tower visual vq_model vqmodel
     """.split()
 )
+# The two sides of an encoder-decoder, beside the table that both share.
+_SIDES = ("encoder", "decoder", "text_encoder", "text_decoder")
 # What a packed or scaled module stores beside, or in place of, its weight.
 _PACKED = re.compile(
-    r"(?:weight[._])?(?:.*_)?(?:scales?|scale_inv|scale_2|scale_and_zero|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax"
+    r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax"
     r"|quant_map|quant_state\..+|packed|shape|W_q|q?data|qdata|qweight|luts|encoded_exponent|sign_mantissa"
     r"|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks|g_idx)"
 )
@@ -76,7 +78,8 @@ class StoredModule(NamedTuple):
 def find_token_embeddings(names: Iterable[str]) -> list[StoredModule]:
     """Find the modules that look up tokens, the one that a model reads first at the front."""
     modules = _find(names, _EMBEDDING, _EMBEDDING_PATHS)
-    return sorted(modules, key=lambda module: (_rank(module.path), module.path))
+    paths = [module.path for module in modules]
+    return sorted(modules, key=lambda module: (_rank(module.path, paths), module.path))
 
 
 def find_heads(names: Iterable[str]) -> list[StoredModule]:
@@ -107,13 +110,22 @@ def _split(name: str, leaves: re.Pattern[str], paths: frozenset[str]) -> tuple[s
 
 
 def _strip_wrappers(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        while name.startswith(wrapper):
-            name = name[len(wrapper) :]
+    while name.startswith(_WRAPPERS):
+        name = name[len(next(wrapper for wrapper in _WRAPPERS if name.startswith(wrapper))) :]
     return name
 
 
-def _rank(path: str) -> int:
-    """Order the tables of an encoder-decoder: shared, encoder, decoder."""
-    parts = path.split(".")
-    return 2 if "decoder" in parts[:-1] else 1 if "encoder" in parts[:-1] else 0
+def _rank(path: str, paths: list[str]) -> int:
+    """Order the tables of an encoder-decoder: encoder, decoder, and last the one that both would share.
+
+    A shared table that is stored beside tables of the two sides (an untied Bart) is read by neither.
+    """
+    parent, _, leaf = path.rpartition(".")
+    parts = parent.split(".")
+    if any(part.endswith("decoder") for part in parts):
+        return 2
+    if any(part.endswith("encoder") for part in parts):
+        return 1
+    start = f"{parent}." if parent else ""
+    sides = {f"{start}{side}.{name}" for side in _SIDES for name in (leaf, "embed_tokens")}
+    return 3 if sides.intersection(paths) else 0

@@ -7,7 +7,9 @@
     yes           differ    tied             conflict: transformers 4 shares the weights, transformers 5 does not
     yes           differ    untied           untied
 
-Without a config.json the tensors alone are evidence, and nothing is called untied.
+Of several stored heads a copy of the table counts, else the first. Where a tie is claimed, one with fewer than half as
+many rows as the table is a classifier's, and no LM head. Without a config.json the tensors alone are evidence, and
+nothing is called untied.
 """
 
 from __future__ import annotations
@@ -63,10 +65,12 @@ def read_claim(config: ModelConfig) -> Claim:
         v5 = top_or_default
     inner, inner_type = (text, text_type) if config.has_text_part else (top, model_type)
     v4 = _default(inner_type, unknown=True) if inner is None else inner
-    if top is None and text is None:
-        contradicts = v4 and v5
+    if top is None:
+        contradicts = v4 and (v5 or text is not None)
+    elif model_type in families.FLAG_FORCED:  # there, false says that head and table are two weights
+        contradicts = top
     else:
-        contradicts = v5 and model_type not in families.FLAG_FORCED if top is not None else v4
+        contradicts = v5 or (top and v4)
     return Claim(v5, v4, contradicts, _claim_evidence(config))
 
 
@@ -75,11 +79,13 @@ def judge_tie(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredMod
     config = checkpoint.config
     claim = read_claim(config)
     heads = [head for head in heads if head.path != table.path]
+    if claim.v5 or claim.v4:  # a classifier's or a pooler's `head` must not pass for the one that shares the table
+        heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head)]
     if not heads:
         return _judge_without_head(config, claim)
-    head = heads[0]
+    copy = next((head for head in heads if _equal_modules(checkpoint, table, head)), None)
+    equal, head = copy is not None, copy or heads[0]
     name = head.tensors.get("weight") or next(iter(head.tensors.values()))
-    equal = _equal_modules(checkpoint, table, head)
     evidence: tuple[str, ...] = (*claim.evidence, f"tensor:{name}")
     if equal or claim.contradicts_two_weights or not config.is_present:
         evidence = (*evidence, "bytes:equal" if equal else "bytes:differ")
@@ -89,7 +95,7 @@ def judge_tie(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredMod
     if equal:
         return Tie(False, "ok", evidence, f"untied: config says {TIE_KEY}=false, though {name} holds the same bytes")
     if claim.contradicts_two_weights and config.is_present:
-        detail = f"config claims {TIE_KEY}=true, but {name} is stored with other bytes"
+        detail = f"a tie is claimed by {', '.join(claim.evidence)}, but {name} is stored with other bytes"
         return Tie(None, "tie_conflict", evidence, detail)
     if not config.is_present:
         return Tie(
@@ -111,6 +117,14 @@ def _judge_without_head(config: ModelConfig, claim: Claim) -> Tie:
     if not (claim.v5 or claim.v4):
         words += f", although config says {TIE_KEY}=false"
     return Tie(True, "tied", evidence, words)
+
+
+def _maps_to_tokens(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:
+    """Tell whether a head can have a row for each token; that of a packed one is not known."""
+    rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
+    if rows is None or outputs is None or not rows.shape or not outputs.shape:
+        return True
+    return outputs.shape[0] * 2 >= rows.shape[0]  # Mllama's table has eight rows more than its head
 
 
 def _equal_modules(checkpoint: Checkpoint, left: StoredModule, right: StoredModule) -> bool:

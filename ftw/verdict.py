@@ -141,6 +141,8 @@ def _encoding_problem(checkpoint: Checkpoint, module: StoredModule) -> tuple[str
         return "unsupported_encoding", f"its rows are packed as {weight.ggml_type}, which this release does not look up"
     if len(weight.shape) != 2:
         return "unsupported_encoding", f"its shape is {list(weight.shape)}, [rows, columns] is needed"
+    if not weight.nbytes:
+        return "unsupported_encoding", f"its shape is {list(weight.shape)}, which has no elements"
     if weight.dtype not in FLOAT_DTYPES | FLOAT8_DTYPES:
         return "unsupported_encoding", f"its elements are {weight.dtype} without scales, floating point is needed"
     return None

@@ -1,0 +1,38 @@
+"""What reader tests look at: the bytes of tensors, and the shape of refusals."""
+
+from pathlib import Path
+
+import torch
+
+from ftw import Checkpoint, CheckpointError, FtwError, open_checkpoint
+
+
+def stored_bytes(checkpoint: Checkpoint, name: str) -> bytes:
+    """Return the bytes of one tensor as the checkpoint reads them."""
+    buffer = bytearray(checkpoint.tensors[name].nbytes)
+    checkpoint.read_into(name, buffer)
+    return bytes(buffer)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a torch tensor, row by row."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def open_unless_refused(path: Path) -> Checkpoint | None:
+    """Open a checkpoint; return None where ftw refuses it with an error of its own, on one line."""
+    try:
+        return open_checkpoint(path)
+    except FtwError as error:
+        message = str(error)
+    assert message.isprintable()
+    return None
+
+
+def assert_names_file(error: CheckpointError, path: Path) -> None:
+    """Check that a message is one printable line that begins with the file's path and a subject."""
+    message = str(error)
+    assert message.isprintable()
+    assert message.startswith(f"{path}: ")
+    assert error.subject
+    assert len(message) < 1000
