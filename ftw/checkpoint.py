@@ -100,7 +100,8 @@ class Checkpoint:
         if self._closed:
             raise ClosedError(f"{printable(self.source)}: checkpoint: is closed")
         tensor = self._tensor(name)
-        view = memoryview(buffer).cast("B")
+        view = memoryview(buffer)
+        view = view.cast("B") if view.nbytes else memoryview(b"")  # shapes with a zero in them cannot be cast
         if offset < 0 or offset + len(view) > tensor.nbytes:
             problem = f"bytes {offset} to {offset + len(view)} were asked for, it has {tensor.nbytes}"
             raise CheckpointError(self.source, name, problem)

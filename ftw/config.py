@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError
-from ftw.strict_json import is_count, read_json_file
+from ftw.strict_json import is_count, read_json_file, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +74,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     path = folder / CONFIG_NAME
     if not path.exists():
         return ModelConfig()
-    return parse_model_config(read_json_file(path), path)
+    # Mamba2-type models have an infinite upper bound in theirs, which Python writes as a bare Infinity.
+    return parse_model_config(read_json_file(path, allow_non_finite=True), path)
 
 
 def parse_model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
@@ -119,7 +120,7 @@ def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _tie_flag(part: Mapping[str, Any], path: Path, subject: str) -> bool | None:
     flag = part.get(TIE_KEY)
     if flag is not None and not isinstance(flag, bool):
-        raise CheckpointError(path, subject, f"is {flag!a}, true or false is needed")
+        raise CheckpointError(path, subject, f"is {shown(flag)}, true or false is needed")
     return flag
 
 

@@ -52,8 +52,23 @@ DTYPES: dict[str, DType] = {
 
 BY_TORCH_NAME: dict[str, DType] = {dtype.torch_name: dtype for dtype in DTYPES.values() if dtype.torch_name}
 
+_MAX_ELEMENTS = 1 << 63
+
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 FLOAT8_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+
+
+def is_too_large(shape: Sequence[int]) -> bool:
+    """Tell whether a shape's sizes, zeros left out, multiply to 2^63 or more.
+
+    Stops at the first product that does: a product of all that a hostile header may hold takes hours.
+    """
+    elements = 1
+    for size in shape:
+        elements *= size or 1
+        if elements >= _MAX_ELEMENTS:
+            return True
+    return False
 
 
 def tensor_bits(dtype: DType, shape: Sequence[int]) -> int:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import os
 
+_MAX_SHOWN = 4096  # a path may be as long as that, a tensor's name from a hostile file longer
+
 
 class FtwError(Exception):
     """Base of all errors that ftw raises on purpose."""
@@ -72,5 +74,7 @@ class ClosedError(FtwError, ValueError):
 
 
 def printable(text: str) -> str:
-    """Return `text`, escaped where it holds control characters, so that a message stays on one line."""
+    """Return `text` for a message of one line: control characters escaped, and cut where it is endless."""
+    if len(text) > _MAX_SHOWN:
+        text = f"{text[: _MAX_SHOWN // 2]}…{text[-_MAX_SHOWN // 2 :]}"
     return text if text.isprintable() else ascii(text)[1:-1]

@@ -47,7 +47,7 @@ class WeightFile:
         self.path = path
         try:
             status = path.stat()
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointError(path, "file", "is missing") from error
         if not os.path.isfile(path):
             raise CheckpointError(path, "file", "is not a regular file")
@@ -76,12 +76,16 @@ class WeightFile:
         """
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if _identity(os.fstat(descriptor)) != self.identity:
-                raise CheckpointError(self.path, "file", "changed while it was being read")
+            self._check_unchanged(descriptor)
             done = self._read_direct(descriptor, offset, view)
             self._read_buffered(descriptor, offset + done, view[done:])
+            self._check_unchanged(descriptor)  # an in-place rewrite may have begun after the first look
         finally:
             os.close(descriptor)
+
+    def _check_unchanged(self, descriptor: int) -> None:
+        if _identity(os.fstat(descriptor)) != self.identity:
+            raise CheckpointError(self.path, "file", "changed while it was being read")
 
     def _read_buffered(self, descriptor: int, offset: int, view: memoryview) -> None:
         done = 0
@@ -103,8 +107,7 @@ class WeightFile:
         except OSError:  # a file system without it, such as tmpfs before Linux 6.6
             return 0
         try:
-            if _identity(os.fstat(direct)) != self.identity:
-                raise CheckpointError(self.path, "file", "changed while it was being read")
+            self._check_unchanged(direct)
             whole = len(view) // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
             done = 0
             while done < whole:

@@ -7,6 +7,9 @@ tensors cost no write of their own. The limit is the disk, which reading and wri
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +23,7 @@ from ftw.host_memory import HostMemory, align_up
 from ftw.readers.ftw import ALIGNMENT, FORMAT_NAME, INDEX_NAME, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -208,19 +211,26 @@ class FtwWriter:
         write, self._writes[number] = self._writes[number], None
         if write is None:
             return
-        try:
+        with self._named_errors():
             write.result()
-        except OSError as error:  # a positional write does not know the name of its file
-            error.filename = str(self._folder / self._layout.shards[self._shard].name)
-            raise
 
     def _end_shard(self) -> None:
         for number in range(_NUM_BUFFERS):
             self._wait(number)
         if self._descriptor >= 0:
-            os.fsync(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            with self._named_errors():
+                os.fsync(self._descriptor)
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Give errors the current shard's name: calls on a descriptor do not know it."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self._folder / self._layout.shards[self._shard].name)
+            raise
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -249,12 +259,31 @@ def _create(path: Path) -> int:
     try:
         return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
     except OSError as error:
-        if path.exists() and not isinstance(error, FileExistsError):
-            path.unlink()  # some file systems create the file before they refuse the flag
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        path.unlink(missing_ok=True)  # some file systems create the file before they refuse the flag
         return os.open(path, flags, 0o644)
 
 
 def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
     done = 0
     while done < len(view):
-        done += os.pwrite(descriptor, view[done:], offset + done)
+        try:
+            done += os.pwrite(descriptor, view[done:], offset + done)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _end_direct(descriptor):
+                raise
+
+
+def _end_direct(descriptor: int) -> bool:
+    """Go on through the page cache; return False where that is the way already.
+
+    Some file systems take O_DIRECT at open and refuse the write, and all refuse to go on after a write that a full disk
+    cut inside a block: the buffered one then tells the real reason.
+    """
+    direct = getattr(os, "O_DIRECT", 0)
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    if not flags & direct:
+        return False
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
+    return True

@@ -163,3 +163,8 @@ def test_broken_config_is_refused_with_its_path(tmp_path: Path, text: str) -> No
     with pytest.raises(ftw.CheckpointError) as caught:
         read_model_config(tmp_path)
     assert caught.value.path == str(tmp_path / "config.json")
+
+
+def test_infinity_is_read_as_nemotron_h_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nemotron_h", "time_step_limit": [0.0, Infinity]}')
+    assert read_model_config(tmp_path).model_type == "nemotron_h"

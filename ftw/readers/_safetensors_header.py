@@ -11,12 +11,11 @@ What the format's own library refuses is refused here, and a name that occurs tw
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftw.dtypes import DTYPES, tensor_bits
+from ftw.dtypes import DTYPES, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
-from ftw.strict_json import MAX_NBYTES, is_count, parse_json_object
+from ftw.strict_json import MAX_NBYTES, is_count, parse_json_object, shown
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -25,16 +24,18 @@ if TYPE_CHECKING:
     from ftw.weight_file import WeightFile
 
 _LENGTH_NBYTES = 8
-_MAX_ELEMENTS = 1 << 63
 
-# What a download leaves in place of a checkpoint, by its first bytes.
+# What a download leaves in place of a checkpoint, by its first bytes, letters in lower case.
 _IMPOSTORS: tuple[tuple[bytes, str], ...] = (
     (b"version ", "is a Git LFS pointer, not the file that it stands for; fetch it with 'git lfs pull'"),
-    (b"<!DOCTYP", "is an HTML page, not a checkpoint; download it again"),
+    (b"<!doctyp", "is an HTML page, not a checkpoint; download it again"),
     (b"<html", "is an HTML page, not a checkpoint; download it again"),
-    (b"GGUF", "is a GGUF file under another name"),
-    (b"PK\x03\x04", "is a zip archive or a PyTorch pickle, which is never opened"),
+    (b"gguf", "is a GGUF file under another name"),
+    (b"pk\x03\x04", "is a zip archive or a PyTorch pickle, which is never opened"),
     (b"\x80\x02", "is a pickle, which is never opened"),
+    (b"\x80\x03", "is a pickle, which is never opened"),
+    (b"\x80\x04", "is a pickle, which is never opened"),
+    (b"\x80\x05", "is a pickle, which is never opened"),
     (b"{", "begins with JSON instead of a header length"),
 )
 
@@ -71,7 +72,7 @@ def _read_length(file: WeightFile) -> int:
     if 0 < length <= min(MAX_NBYTES, file.nbytes - _LENGTH_NBYTES):
         return length
     for magic, problem in _IMPOSTORS:
-        if first.startswith(magic):
+        if first.lower().startswith(magic):
             raise CheckpointError(file.path, "file", problem)
     if length > MAX_NBYTES:
         raise CheckpointError(file.path, "header", f"is {length} bytes long, at most {MAX_NBYTES} are allowed")
@@ -86,7 +87,7 @@ def _check_metadata(metadata: object, path: Path) -> dict[str, str]:
         raise CheckpointError(path, "__metadata__", f"is a {type(metadata).__name__}, an object of strings is needed")
     for key, value in metadata.items():
         if not isinstance(value, str):
-            raise CheckpointError(path, "__metadata__", f"'{key!a}' is a {type(value).__name__}, a string is needed")
+            raise CheckpointError(path, "__metadata__", f"{shown(key)} is a {type(value).__name__}, a string is needed")
     return metadata
 
 
@@ -96,19 +97,19 @@ def _parse_entry(name: str, entry: Any, data_start: int, shard: str, path: Path)
     dtype_name, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
-        raise CheckpointError(path, name, f"dtype is {dtype_name!a}, allowed are {', '.join(DTYPES)}")
+        raise CheckpointError(path, name, f"dtype is {shown(dtype_name)}, allowed are {', '.join(DTYPES)}")
     if not isinstance(shape, list) or not all(map(is_count, shape)):
         raise CheckpointError(path, name, "shape is not a list of non-negative integers")
-    if prod(size or 1 for size in shape) >= _MAX_ELEMENTS:
+    if is_too_large(shape):
         raise CheckpointError(path, name, "shape has 2^63 elements or more")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_count, offsets)):
         raise CheckpointError(path, name, "data_offsets is not a list of two non-negative integers")
     begin, end = offsets
     if begin > end:
-        raise CheckpointError(path, name, f"data_offsets end at {end}, before they begin at {begin}")
+        raise CheckpointError(path, name, f"data_offsets end at {shown(end)}, before they begin at {shown(begin)}")
     bits = tensor_bits(dtype, shape)
     if bits != (end - begin) * 8:
-        problem = f"data_offsets span {end - begin} bytes, {dtype_name} {shape} takes {bits / 8:g}"
+        problem = f"data_offsets span {shown(end - begin)} bytes, {dtype.name} {shown(shape)} takes {bits / 8:g}"
         raise CheckpointError(path, name, problem)
     return TensorInfo(name, dtype.name, tuple(shape), data_start + begin, end - begin, shard)
 
@@ -120,7 +121,7 @@ def _check_coverage(tensors: list[TensorInfo], data_start: int, file_nbytes: int
         if tensor.offset != position:
             kind = "overlaps the tensor before it" if tensor.offset < position else "leaves a hole before it"
             found, allowed = tensor.offset - data_start, position - data_start
-            raise CheckpointError(path, tensor.name, f"begins at {found} and {kind}, {allowed} is needed")
+            raise CheckpointError(path, tensor.name, f"begins at {shown(found)} and {kind}, {allowed} is needed")
         position += tensor.nbytes
     if position > file_nbytes:
         problem = f"is {file_nbytes} bytes long, {position - file_nbytes} bytes short of what the header describes"

@@ -14,11 +14,11 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ftw.dtypes import BY_TORCH_NAME, tensor_bits
+from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.host_memory import align_up
 from ftw.readers._safetensors_header import read_safetensors_header
-from ftw.strict_json import is_count, read_json_file
+from ftw.strict_json import is_count, read_json_file, shown
 from ftw.tensors import Extent, TensorInfo
 from ftw.weight_file import WeightFile
 
@@ -76,19 +76,19 @@ class FtwReader:
 
     def _check_header(self, index: dict[str, Any]) -> None:
         if index.get("format") != FORMAT_NAME:
-            raise self._error("format", f"is {index.get('format')!a}, '{FORMAT_NAME}' is needed")
+            raise self._error("format", f"is {shown(index.get('format'))}, '{FORMAT_NAME}' is needed")
         version = index.get("version")
         if not is_count(version) or not version:
-            raise self._error("version", f"is {version!a}, {VERSION} is needed")
+            raise self._error("version", f"is {shown(version)}, {VERSION} is needed")
         if version != VERSION:
-            raise self._error("version", f"is {version}, this release reads version {VERSION}")
+            raise self._error("version", f"is {shown(version)}, this release reads version {VERSION}")
         if index.get("align") != ALIGNMENT:
-            raise self._error("align", f"is {index.get('align')!a}, {ALIGNMENT} is needed")
+            raise self._error("align", f"is {shown(index.get('align'))}, {ALIGNMENT} is needed")
         limit = index.get("shard_limit")
         if not is_count(limit) or not limit or limit % ALIGNMENT:
-            raise self._error("shard_limit", f"is {limit!a}, a positive multiple of {ALIGNMENT} is needed")
+            raise self._error("shard_limit", f"is {shown(limit)}, a positive multiple of {ALIGNMENT} is needed")
         if not is_count(index.get("total_bytes")):
-            raise self._error("total_bytes", f"is {index.get('total_bytes')!a}, a number of bytes is needed")
+            raise self._error("total_bytes", f"is {shown(index.get('total_bytes'))}, a number of bytes is needed")
         for key in ("tensors", "shards"):
             entries = index.get(key)
             if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -97,16 +97,20 @@ class FtwReader:
     def _read_shards(self, index: dict[str, Any]) -> tuple[tuple[WeightFile, ...], list[int]]:
         files: list[WeightFile] = []
         offsets: list[int] = []
+        names: set[str] = set()
         position = 0
         for number, entry in enumerate(index["shards"]):
             name, offset, nbytes = entry.get("file"), entry.get("global_off"), entry.get("nbytes")
             subject = f"shard {number}"
             if not isinstance(name, str) or not _is_plain_name(name):
-                raise self._error(subject, f"file is {name!a}, the name of a file in the same folder is needed")
+                raise self._error(subject, f"file is {shown(name)}, the name of a file in the same folder is needed")
             if offset != position or not is_count(offset):
-                raise self._error(subject, f"global_off is {offset!a}, {position} is needed")
+                raise self._error(subject, f"global_off is {shown(offset)}, {position} is needed")
             if not is_count(nbytes) or nbytes > index["shard_limit"]:
-                raise self._error(subject, f"nbytes is {nbytes!a}, at most {index['shard_limit']} are allowed")
+                raise self._error(subject, f"nbytes is {shown(nbytes)}, at most shard_limit is allowed")
+            if name in names:
+                raise self._error(subject, f"file '{name}' occurs twice, names must be unique")
+            names.add(name)
             file = WeightFile(self.folder / name)
             if file.nbytes != nbytes:
                 raise CheckpointError(file.path, "file", f"is {file.nbytes} bytes long, the index says {nbytes}")
@@ -114,7 +118,7 @@ class FtwReader:
             offsets.append(position)
             position += nbytes
         if position != index["total_bytes"]:
-            raise self._error("total_bytes", f"is {index['total_bytes']}, the shards hold {position}")
+            raise self._error("total_bytes", f"is {shown(index['total_bytes'])}, the shards hold {position}")
         return tuple(files), offsets
 
     def _read_tensors(self, index: dict[str, Any]) -> list[TensorInfo]:
@@ -126,6 +130,9 @@ class FtwReader:
             if tensor.name in names:
                 raise self._error(tensor.name, "occurs twice, names must be unique")
             names.add(tensor.name)
+            if tensor.offset > index["total_bytes"]:
+                problem = f"begins at {shown(tensor.offset)}, the shards hold {index['total_bytes']} bytes"
+                raise self._error(tensor.name, problem)
             if tensor.nbytes and tensor.offset < position:
                 raise self._error(tensor.name, f"begins at {tensor.offset} and overlaps the tensor before it")
             position = max(position, tensor.offset + align_up(tensor.nbytes, ALIGNMENT))
@@ -137,30 +144,31 @@ class FtwReader:
     def _parse_tensor(self, number: int, entry: dict[str, Any]) -> TensorInfo:
         name = entry.get("name")
         if not isinstance(name, str):
-            raise self._error(f"tensor {number}", f"name is {name!a}, a string is needed")
+            raise self._error(f"tensor {number}", f"name is {shown(name)}, a string is needed")
         kind = entry.get("kind")
         if kind not in KINDS:
-            raise self._error(name, f"kind is {kind!a}, allowed are {', '.join(KINDS)}")
+            raise self._error(name, f"kind is {shown(kind)}, allowed are {', '.join(KINDS)}")
         torch_name = entry.get("dtype")
         dtype = BY_TORCH_NAME.get(torch_name) if isinstance(torch_name, str) else None
         if dtype is None:
-            raise self._error(name, f"dtype is {torch_name!a}, allowed are {', '.join(BY_TORCH_NAME)}")
+            raise self._error(name, f"dtype is {shown(torch_name)}, allowed are {', '.join(BY_TORCH_NAME)}")
         shape, offset, nbytes = entry.get("shape"), entry.get("global_off"), entry.get("nbytes")
         if not isinstance(shape, list) or not all(map(is_count, shape)):
             raise self._error(name, "shape is not a list of non-negative integers")
+        if is_too_large(shape):
+            raise self._error(name, "shape has 2^63 elements or more")
         if not is_count(nbytes) or tensor_bits(dtype, shape) != nbytes * 8:
-            raise self._error(
-                name, f"nbytes is {nbytes!a}, {torch_name} {shape} takes {tensor_bits(dtype, shape) // 8}"
-            )
+            problem = f"nbytes is {shown(nbytes)}, {torch_name} {shown(shape)} takes {tensor_bits(dtype, shape) // 8}"
+            raise self._error(name, problem)
         if not is_count(offset) or offset % ALIGNMENT:
-            raise self._error(name, f"global_off is {offset!a}, a multiple of {ALIGNMENT} is needed")
+            raise self._error(name, f"global_off is {shown(offset)}, a multiple of {ALIGNMENT} is needed")
         logical_shape = entry.get("logical_shape")
         if logical_shape is not None and not (isinstance(logical_shape, list) and all(map(is_count, logical_shape))):
             raise self._error(name, "logical_shape is not a list of non-negative integers")
         texts: dict[str, Any] = {key: entry.get(key) for key in ("role", "placement", "ggml_type", "xxh3_64")}
         for key, value in texts.items():
             if value is not None and not isinstance(value, str):
-                raise self._error(name, f"{key} is {value!a}, a string is needed")
+                raise self._error(name, f"{key} is {shown(value)}, a string is needed")
         return TensorInfo(
             name=name,
             dtype=dtype.name,
@@ -178,12 +186,18 @@ class FtwReader:
             return
         if not isinstance(names, list) or not all(isinstance(name, str) and _is_plain_name(name) for name in names):
             raise self._error("side_files", "a list of file names in the same folder is needed")
+        region = set(self.tensors)
         for name in names:
+            if name in self._file_of_side_file:
+                raise self._error("side_files", f"'{name}' occurs twice, names must be unique")
             file = WeightFile(self.folder / name)
             self._file_of_side_file[name] = len(self.files)
             self.files = (*self.files, file)
             for tensor in read_safetensors_header(file, name).tensors.values():
-                self.tensors.setdefault(tensor.name, tensor)
+                other = self.tensors.setdefault(tensor.name, tensor)
+                if other is not tensor and tensor.name not in region:
+                    problem = f"lies in {other.shard} too, and the index does not say which one counts"
+                    raise CheckpointError(file.path, tensor.name, problem)
 
 
 def _is_plain_name(name: str) -> bool:

@@ -13,10 +13,10 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, ClassVar
 
-from ftw.errors import CheckpointError
+from ftw.errors import CheckpointError, printable
 from ftw.readers._safetensors_header import read_safetensors_header
 from ftw.readers.base import LeftOut
-from ftw.strict_json import read_json_file
+from ftw.strict_json import read_json_file, shown
 from ftw.tensors import Extent
 from ftw.weight_file import WeightFile
 
@@ -68,11 +68,11 @@ class SafetensorsReader:
 
     def _add(self, tensor: TensorInfo, weight_map: dict[str, str], left_out: list[LeftOut]) -> None:
         if weight_map.get(tensor.name, tensor.shard) != tensor.shard:
-            reason = f"a copy in {tensor.shard}, the index names {weight_map[tensor.name]}"
+            reason = f"a copy in {printable(tensor.shard)}, the index names {weight_map[tensor.name]}"
             left_out.append(LeftOut(tensor.name, reason))
         elif tensor.name in self.tensors:
             other = self.tensors[tensor.name].shard
-            problem = f"lies in {other} too, and no index says which one counts"
+            problem = f"lies in {printable(other)} too, and no index says which one counts"
             raise CheckpointError(self.folder / tensor.shard, tensor.name, problem)
         else:
             self.tensors[tensor.name] = tensor
@@ -95,7 +95,7 @@ def _find_index(path: Path) -> Path | None:
         return None
     indexes = sorted(path.glob("*" + _INDEX_SUFFIX))
     if len(indexes) > 1:
-        names = ", ".join(index.name for index in indexes)
+        names = ", ".join(printable(index.name) for index in indexes)
         raise CheckpointError(path, "index", f"there are several, {names}; name one of them")
     return indexes[0] if indexes else None
 
@@ -106,7 +106,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
         raise CheckpointError(index, "weight_map", "an object of tensor and file names is needed")
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _is_inside(shard):
-            problem = f"file name {shard!a}, a path inside the checkpoint's folder is needed"
+            problem = f"file name {shown(shard)}, a path inside the checkpoint's folder is needed"
             raise CheckpointError(index, name, problem)
     return weight_map
 
@@ -135,7 +135,7 @@ def _choose_files(path: Path) -> list[str]:
 def _is_df11(folder: Path) -> bool:
     """Tell whether config.json says DF11: one file per compressed module, beside a model.safetensors with the rest."""
     config = folder / "config.json"
-    return config.is_file() and "dfloat11_config" in read_json_file(config)
+    return config.is_file() and "dfloat11_config" in read_json_file(config, allow_non_finite=True)
 
 
 def _check_numbered(folder: Path, names: list[str]) -> None:
@@ -144,7 +144,7 @@ def _check_numbered(folder: Path, names: list[str]) -> None:
         for number in range(1, int(match["count"]) + 1):
             wanted = f"{match['stem']}-{number:05}-of-{match['count']}{_SUFFIX}"
             if wanted not in names:
-                raise CheckpointError(folder, wanted, f"is missing, {match[0]} is there")
+                raise CheckpointError(folder, wanted, f"is missing, {printable(match[0])} is there")
 
 
 def _strays(path: Path, names: list[str], index: Path | None) -> list[LeftOut]:

@@ -1,0 +1,135 @@
+"""Strict JSON: what is refused beyond Python's own parser, and how messages show what they found."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspecting import assert_names_file
+
+from ftw import CheckpointError, strict_json
+from ftw.strict_json import is_count, parse_json_object, read_json_file, shown
+
+PATH = Path("/folder/file.json")
+
+REFUSED = {
+    "empty": (b"", "is not JSON: Expecting value at character 0"),
+    "blank": (b" \n", "is not JSON"),
+    "cut": (b'{"a"', "is not JSON"),
+    "trailing": (b"{} {}", "is not JSON: Extra data at character 3"),
+    "comment": (b"{} // no", "is not JSON: Extra data"),
+    "trailing_comma": (b'{"a":1,}', "is not JSON"),
+    "single_quotes": (b"{'a':1}", "is not JSON"),
+    "control_character": (b'{"a":"\n"}', "is not JSON: Invalid control character"),
+    "list": (b"[1]", "holds a list, an object is needed"),
+    "text": (b'"a"', "holds a str, an object is needed"),
+    "number": (b"1", "holds a int, an object is needed"),
+    "null": (b"null", "holds a NoneType, an object is needed"),
+    "bom": (b"\xef\xbb\xbf{}", "is not JSON"),
+    "utf16": ("{}".encode("utf-16"), "is not UTF-8 at byte 0"),
+    "latin1": (b'{"\xe9":1}', "is not UTF-8 at byte 2"),
+    "utf8_surrogate": (b'{"\xed\xa0\x80":1}', "is not UTF-8 at byte 2"),
+    "half_pair_key": (b'{"\\uD800":1}', "holds half a surrogate pair"),
+    "half_pair_value": (b'{"a":[{"b":["x\\udfffy"]}]}', "holds half a surrogate pair"),
+    "reversed_pair": (b'{"a":"\\udc00\\ud800"}', "holds half a surrogate pair"),
+    "duplicate": (b'{"a":1,"a":1}', "key 'a' occurs twice, keys must be unique"),
+    "duplicate_inside": (b'{"x":[{"b":1,"c":2,"b":3}]}', "key 'b' occurs twice"),
+    "duplicate_by_escape": (b'{"a":1,"\\u0061":2}', "key 'a' occurs twice"),
+    "duplicate_of_lines": (b'{"a\\n":1,"a\\n":2}', r"key 'a\\n' occurs twice"),
+    "nan": (b'{"a":NaN}', "holds 'NaN', numbers must be finite"),
+    "infinity": (b'{"a":[Infinity]}', "holds 'Infinity', numbers must be finite"),
+    "minus_infinity": (b'{"a":-Infinity}', "holds '-Infinity', numbers must be finite"),
+    "overflow": (b'{"a":1e999}', "holds '1e999', numbers must be finite"),
+    "integer_of_5000_digits": (b'{"a":' + b"1" * 5000 + b"}", "is not JSON: Exceeds the limit"),
+    "open_lists": (b'{"a":' + b"[" * 200_000, "is nested too deeply"),
+    "nested_objects": (b'{"a":' * 129 + b"1" + b"}" * 129, "is nested more than 128 levels deep"),
+    "nested_lists": (b'{"a":' + b"[" * 128 + b"]" * 128 + b"}", "is nested more than 128 levels deep"),
+}
+
+
+@pytest.mark.parametrize(("text", "problem"), REFUSED.values(), ids=REFUSED)
+def test_text_is_refused(text: bytes, problem: str) -> None:
+    with pytest.raises(CheckpointError, match=f"subject: {problem}") as caught:
+        parse_json_object(text, PATH, "subject")
+    assert_names_file(caught.value, PATH)
+
+
+ACCEPTED = {
+    "empty_object": (b"{}", {}),
+    "spaces": (b" \n{ } \t", {}),
+    "values": (b'{"a":[1,-2.5,true,null,"x"],"b":{"a":1}}', {"a": [1, -2.5, True, None, "x"], "b": {"a": 1}}),
+    "pair": (b'{"\\ud83d\\ude00":"\\uD83D\\uDE00"}', {"\U0001f600": "\U0001f600"}),
+    "escaped_backslash": (b'{"a":"\\\\ud800"}', {"a": "\\ud800"}),
+    "utf8": ('{"é":"\u4e2d"}'.encode(), {"é": "\u4e2d"}),
+    "same_key_in_two_objects": (b'{"a":{"k":1},"b":{"k":2}}', {"a": {"k": 1}, "b": {"k": 2}}),
+    "large_integer": (b'{"a":' + b"9" * 4000 + b"}", {"a": 10**4000 - 1}),
+    "empty_key": (b'{"":1}', {"": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), ACCEPTED.values(), ids=ACCEPTED)
+def test_text_is_parsed(text: bytes, value: dict[str, Any]) -> None:
+    assert parse_json_object(text, PATH, "subject") == value
+    assert parse_json_object(memoryview(text), PATH, "subject") == value
+
+
+def test_nesting_up_to_the_bound_is_parsed() -> None:
+    text = '{"a":' * 128 + "1" + "}" * 128
+    assert json.dumps(parse_json_object(text.encode(), PATH, "subject"), separators=(",", ":")) == text
+
+
+def test_non_finite_numbers_are_parsed_where_they_are_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"time_step_limit": [0.0, Infinity], "low": -1e999}')
+    assert read_json_file(file, allow_non_finite=True) == {"time_step_limit": [0.0, float("inf")], "low": float("-inf")}
+    with pytest.raises(CheckpointError, match="json: holds 'Infinity', numbers must be finite") as caught:
+        read_json_file(file)
+    assert_names_file(caught.value, file)
+
+
+def test_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x.json"
+    file.write_text('{"a":1}')
+    monkeypatch.setattr(strict_json, "MAX_NBYTES", 7)
+    assert read_json_file(file) == {"a": 1}
+    monkeypatch.setattr(strict_json, "MAX_NBYTES", 6)
+    with pytest.raises(CheckpointError, match="json: is larger than 6 bytes") as caught:
+        read_json_file(file)
+    assert_names_file(caught.value, file)
+
+
+def test_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="json: is not a regular file") as caught:
+        read_json_file(tmp_path)
+    assert_names_file(caught.value, tmp_path)
+
+
+def test_missing_file_is_an_error_of_the_operating_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_json_file(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, True), (10**30, True), (-1, False), (True, False), (False, False), (1.0, False), ("1", False), (None, False)],
+    ids=repr,
+)
+def test_count_is_a_non_negative_integer(value: object, expected: bool) -> None:
+    assert is_count(value) is expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "None"),
+        ("a\nb", r"'a\nb'"),
+        ("\u4e2d\ud800", r"'\u4e2d\ud800'"),
+        ([1, {"a": 2}], "[1, {'a': 2}]"),
+        ("x" * 78, "'" + "x" * 78 + "'"),
+        ("x" * 79, "'" + "x" * 76 + "..."),
+    ],
+    ids=["none", "lines", "not-ascii", "nested", "fits", "cut"],
+)
+def test_shown_value_is_short_and_on_one_line(value: object, expected: str) -> None:
+    assert shown(value) == expected
+    assert len(expected) <= 80
