@@ -19,7 +19,7 @@ from safetensors import safe_open
 import ftw
 
 from .checkpoints import write_dense_checkpoint
-from .timing import drop_from_page_cache, time_seconds
+from .timing import SET_CACHE, time_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ def run(nbytes: int = NBYTES) -> dict[str, Any]:
             "safetensors_and_append": lambda: _append(source, target),
         }
         rows = []
-        for cache in ("cold", "warm"):
+        for cache in SET_CACHE:
             for way, function in ways.items():
                 time = time_seconds(function, repeats=REPEATS, before=partial(_prepare, source, target, cache))
                 rate = round(size / time.median / (1 << 30), 2)
@@ -53,13 +53,7 @@ def run(nbytes: int = NBYTES) -> dict[str, Any]:
 
 def _prepare(source: Path, target: Path, cache: str) -> None:
     shutil.rmtree(target, ignore_errors=True)
-    if cache == "cold":
-        drop_from_page_cache(source)
-    else:
-        for path in source.iterdir():
-            with path.open("rb") as file:
-                while file.read(16 << 20):
-                    pass
+    SET_CACHE[cache](source)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Quantiles(NamedTuple):
@@ -95,3 +93,15 @@ def drop_from_page_cache(folder: Path) -> None:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
+
+
+def fill_page_cache(folder: Path) -> None:
+    """Make the files of a folder warm, by reading them."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                while file.read(16 << 20):
+                    pass
+
+
+SET_CACHE: dict[str, Callable[[Path], None]] = {"cold": drop_from_page_cache, "warm": fill_page_cache}

@@ -136,3 +136,41 @@ def test_a_view_outlives_the_buffer() -> None:
     content = bytes(view)
     buffer.close()
     assert bytes(view) == content
+
+
+class FakeLibrary:
+    """A driver's shared library whose functions take attributes, as those of ctypes do, and record their calls."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls: list[tuple[object, ...]] = []
+
+    def __getattr__(self, name: str) -> object:
+        def function(*arguments: object) -> object:
+            self.calls.append((name, *arguments))
+            return b"refused by HIP" if name == "hipGetErrorString" else 0
+
+        setattr(self, name, function)
+        return function
+
+
+@pytest.mark.parametrize(
+    ("hip", "library", "register", "unregister"),
+    [
+        ("6.4", "libamdhip64.so", "hipHostRegister", "hipHostUnregister"),
+        (None, "libcuda.so.1", "cuMemHostRegister_v2", "cuMemHostUnregister"),
+    ],
+    ids=["rocm", "cuda"],
+)
+def test_load_driver_takes_the_calls_of_torchs_gpu(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, library: str, register: str, unregister: str
+) -> None:
+    loaded: list[FakeLibrary] = []
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(pinned.ctypes, "CDLL", lambda name: loaded.append(FakeLibrary(name)) or loaded[-1])
+    driver = pinned.load_driver()
+    assert driver.register(4096, 8192, 3) == 0
+    assert driver.unregister(4096) == 0
+    assert [made.name for made in loaded] == [library]
+    assert loaded[0].calls == [(register, 4096, 8192, 3), (unregister, 4096)]
+    assert driver.describe(1) in ("refused by HIP", "unknown error")
