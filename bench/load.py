@@ -1,6 +1,7 @@
 """`ftw bench load`: a table into host memory, and all weights onto the device, beside the safetensors library.
 
-Limit: the disk, cold, and memcpy, warm. With a GPU the table is page-locked too, and the time includes that.
+Limit: the disk, cold, and memcpy, warm. With a GPU ftw's time includes page-locking the table, which the library's copy
+is not.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ class Subject(str, Enum):
 
 
 def bench_command(
-    subject: Annotated[Subject, typer.Argument(help="What to measure.")],
+    subject: Annotated[
+        Subject, typer.Argument(metavar="SUBJECT", help="lookup, load (needs 5 GB), convert (needs 9 GB), or inspect.")
+    ],
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")
     ] = None,

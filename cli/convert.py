@@ -35,7 +35,13 @@ def _parse_shard_size(text: str) -> int:
 def convert_command(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, weight file, or hub id.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="Folder to make.")],
-    embed: Annotated[Embed, typer.Option("--embed", help="Where the lookup tables are to go.")] = Embed.gpu,
+    embed: Annotated[
+        Embed,
+        typer.Option(
+            "--embed",
+            help="host: lookup tables are laid out for host memory, or refused; auto: where allowed; gpu: not.",
+        ),
+    ] = Embed.gpu,
     shard_size: Annotated[
         int, typer.Option("--shard-size", metavar="SIZE", parser=_parse_shard_size, help="Most bytes of one shard.")
     ] = "8GiB",  # type: ignore[assignment]
@@ -66,11 +72,10 @@ def _print_result(result: ConversionResult, dry_run: bool) -> None:
     plan = result.plan
     verb = "would write" if dry_run else "wrote"
     size = format_size(plan.layout.total_bytes)
-    print_line(
-        f"{verb} {result.target}: {len(plan.layout.tensors)} tensors, {size} in {len(plan.layout.shards)} shards"
-    )
+    tensors, shards = len(plan.layout.tensors), len(plan.layout.shards)
+    print_line(f"{verb} {result.target}: {tensors} tensors, {size} in {shards} shard{'s' * (shards != 1)}")
     for table in plan.placement.host_tables:
         print_line(f"laid out for host memory: {table.name}, {format_size(table.nbytes)}")
-    print_line(f"{len(plan.metadata_files)} metadata files copied")
+    print_line(f"beside the weights: {', '.join(path.as_posix() for path in plan.metadata_files) or 'nothing'}")
     for name, reason in plan.left_out:
         print_line(f"left out: {name} ({reason})")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftw.errors import printable
+from ftw.placement import refusal
 from ftw.report import Report, inspect
 
-from .output import make_console, print_json, print_line, print_warning
+from .output import make_console, print_error, print_json, print_line, print_warning
 from .sizes import format_size
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ def inspect_command(
         print_json(report.to_dict())
     else:
         _print_report(report)
-    return 3 if check and not report.is_host_eligible else 0
+    if check and not report.is_host_eligible:
+        print_error(refusal(report.verdict, source))
+        return 3
+    return 0
 
 
 def _print_report(report: Report) -> None:
@@ -39,10 +43,17 @@ def _print_report(report: Report) -> None:
     print_line(f"{report.source}  {report.format}, {architecture}")
     dtypes = ", ".join(f"{dtype} {format_size(nbytes)}" for dtype, nbytes in report.dtypes.items())
     print_line(f"{report.num_tensors} tensors, {format_size(report.nbytes)}: {dtypes}")
-    print_line(f"LM head: {_tie_words(report)}")
-    if not report.verdict.tables:
-        print_line("no lookup table: nothing has the name of a token embedding")
-        return
+    if report.verdict.tie_evidence:
+        print_line(f"LM head: {_tie_words(report)}")
+    if report.verdict.token_embedding.reason == "no_table":
+        print_line(f"no lookup table: {report.verdict.token_embedding.detail}")
+    else:
+        _print_tables(report)
+    for name, reason in report.left_out:
+        print_line(f"left out: {name} ({reason})")
+
+
+def _print_tables(report: Report) -> None:
     make_console().print(_tables(report))
     for table in report.verdict.tables:
         print_line(f"{table.name}: {table.reason}, {table.detail}")

@@ -15,6 +15,7 @@ from ftw.convert import ConversionResult, convert
 from ftw.errors import (
     CheckpointError,
     ClosedError,
+    DeviceError,
     FtwError,
     LookupArgumentError,
     NotEligibleError,
@@ -38,6 +39,7 @@ __all__ = [
     "CheckpointError",
     "ClosedError",
     "ConversionResult",
+    "DeviceError",
     "FtwError",
     "HostEmbedding",
     "LoadedModel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ _NUM_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 _NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", *_NUM_HEADS)
 _NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "n_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token")
+# No model has more of anything; a larger number is nonsense, and its products would not print.
+_MAX_COUNT = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         CheckpointError: It is not a JSON object, or a tie flag in it is neither true, false nor null.
     """
     path = folder / CONFIG_NAME
-    if not path.exists():
+    if not os.path.lexists(path):  # a link to nothing is a broken checkpoint, not one without a configuration
         return ModelConfig()
     # Mamba2-type models have an infinite upper bound in theirs, which Python writes as a bare Infinity.
     return parse_model_config(read_json_file(path, allow_non_finite=True), path)
@@ -130,7 +133,7 @@ def _text_or_none(value: object) -> str | None:
 
 def _first_count(parts: tuple[Mapping[str, Any], ...], names: tuple[str, ...]) -> int | None:
     values = (part.get(name) for part in parts for name in names)
-    return next((int(value) for value in values if is_count(value) and value), None)
+    return next((value for value in values if is_count(value) and 0 < value < _MAX_COUNT), None)
 
 
 def _num_attention_layers(part: Mapping[str, Any], num_layers: int | None) -> int | None:

@@ -19,9 +19,10 @@ from ftw.dtypes import DTYPES
 from ftw.errors import CheckpointError
 from ftw.placement import Placement, plan_placement
 from ftw.readers.ftw import ALIGNMENT
+from ftw.strict_json import MAX_NBYTES
 from ftw.target import check_free_space, check_target, publish, staging_folder
 from ftw.verdict import judge
-from ftw.writer import DEFAULT_SHARD_LIMIT, FtwWriter, Layout, plan_layout
+from ftw.writer import DEFAULT_SHARD_LIMIT, FtwWriter, Layout, index_nbytes, plan_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,7 +157,16 @@ def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> Te
 
 
 def _needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
-    return plan.layout.total_bytes + sum((folder / path).stat().st_size for path in plan.metadata_files)
+    """Return the bytes that a conversion will write.
+
+    Raises:
+        CheckpointError: The index would be larger than a reader takes.
+    """
+    index = index_nbytes(plan.layout)
+    if index > MAX_NBYTES:
+        found = f"{len(plan.layout.tensors)} of them would take an index of {index} bytes"
+        raise CheckpointError(folder, "tensors", f"{found}, at most {MAX_NBYTES} are allowed")
+    return plan.layout.total_bytes + index + sum((folder / path).stat().st_size for path in plan.metadata_files)
 
 
 def _write(checkpoint: Checkpoint, plan: ConversionPlan, staging: Path, progress: Callable[[int, int], None]) -> None:

@@ -31,6 +31,7 @@ class HostEmbedding(nn.Module):
         name: str = "table",
         dtype: torch.dtype | None = None,
         buffer: PinnedBuffer | None = None,
+        placement: str = "host",
     ) -> None:
         """Wrap a table.
 
@@ -39,10 +40,11 @@ class HostEmbedding(nn.Module):
             name: For messages.
             dtype: Of the rows that a lookup returns; None for the table's own. Converted as torch converts.
             buffer: The memory that the table lies in; this module then owns it.
+            placement: "gpu" for a table among the device's weights; it is what `placement` tells.
         """
         super().__init__()
         self.name = name
-        self.placement = "host" if table.device.type == "cpu" else "gpu"
+        self.placement = placement
         self._table: torch.Tensor | None = table
         self._dtype = dtype or table.dtype
         self._buffer = buffer

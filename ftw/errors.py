@@ -7,6 +7,7 @@
     ├── NotEligibleError    (ValueError)         a table may not leave the GPU
     ├── OutputError         (OSError)            the target may not or cannot be written
     ├── LookupArgumentError (ValueError)         ids or tables that a lookup cannot take
+    ├── DeviceError         (RuntimeError)       torch has no such device
     ├── PinError            (MemoryError)        the driver refused to page-lock host memory
     └── ClosedError         (ValueError)         a checkpoint or a model was used after its close
 
@@ -63,6 +64,10 @@ class OutputError(FtwError, OSError):
 
 class LookupArgumentError(FtwError, ValueError):
     """Ids, a table or an output tensor that a lookup cannot take."""
+
+
+class DeviceError(FtwError, RuntimeError):
+    """There is no device of that name."""
 
 
 class PinError(FtwError, MemoryError):

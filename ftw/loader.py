@@ -15,10 +15,11 @@ import torch
 from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
 from ftw.dtypes import DTYPES
 from ftw.embedding import HostEmbedding
-from ftw.errors import CheckpointError, ClosedError, NotEligibleError
+from ftw.errors import CheckpointError, ClosedError, DeviceError, NotEligibleError, printable
+from ftw.host_memory import HUGE_PAGE_NBYTES, HostMemory
 from ftw.memory import MemoryReport, make_report, snapshot
 from ftw.pinned import PinnedBuffer
-from ftw.placement import plan_placement
+from ftw.placement import plan_placement, refusal
 from ftw.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -75,22 +76,21 @@ class LoadedModel:
         """
         self._check_open()
         table = self.verdict.token_embedding
-        if table is not None and table.name in self.tables:
+        if table.name in self.tables:
             return self.tables[table.name]
         if self._device_embedding is None:
-            if table is None or table.rows is None or table.reason in ("unsupported_encoding", "df11"):
-                detail = "no tensor has the name of a token embedding" if table is None else table.detail
-                raise NotEligibleError(f"{self._checkpoint.source}: token embedding: no lookup reads it: {detail}")
+            if table.reason in ("no_table", "unsupported_encoding", "df11"):
+                raise NotEligibleError(refusal(self.verdict, self._checkpoint.source))
             with _Staging(self.device) as staging:
                 tensor = staging.load(self._checkpoint, self._checkpoint.tensors[table.name])
-            self._device_embedding = HostEmbedding(tensor, name=table.name, dtype=self._dtype)
+            self._device_embedding = HostEmbedding(tensor, name=table.name, dtype=self._dtype, placement="gpu")
         return self._device_embedding
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor but the host tables, on the device, in the order of the bytes on disk.
 
-        Each is a new tensor that belongs to the caller. Peak memory: the tensors that the caller keeps, and two
-        page-locked host buffers of 16 MiB.
+        Each is a new tensor that belongs to the caller, but for a table that `embedding` has put on the device already:
+        that one is shared. Peak memory: the tensors that the caller keeps, and two page-locked buffers of 16 MiB.
 
         Raises:
             CheckpointError: A file has changed, or holds a dtype that torch has not.
@@ -127,7 +127,7 @@ class LoadedModel:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"{self._checkpoint.source}: model: is closed")
+            raise ClosedError(f"{printable(self._checkpoint.source)}: model: is closed")
 
 
 def load(
@@ -151,7 +151,11 @@ def load(
         SourceNotFoundError: There is no checkpoint of that name.
         CheckpointError: It is broken.
         PinError: The driver refused to page-lock a table.
+        DeviceError: torch has no such device.
+        ValueError: `embed` is none of the three, or `dtype` is no floating-point type of torch.
     """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype is {dtype!r}, a floating-point dtype of torch or None is needed")
     where = _resolve_device(device)
     with contextlib.ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(source))
@@ -164,7 +168,8 @@ def load(
         for table in placement.host_tables:
             tables[table.name] = _load_host_table(checkpoint, checkpoint.tensors[table.name], where, dtype)
             stack.callback(tables[table.name].close)
-        pinned = {name: table.pinned_nbytes or table.table.nbytes for name, table in tables.items()}
+        is_gpu = where.type == "cuda"
+        pinned = {name: table.pinned_nbytes if is_gpu else table.table.nbytes for name, table in tables.items()}
         model = LoadedModel(checkpoint, verdict, where, dtype, tables, make_report(where, placement, pinned, before))
         stack.pop_all()
     return model
@@ -173,10 +178,17 @@ def load(
 def _resolve_device(device: torch.device | str | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.device(device)
-    if where.type == "cuda" and where.index is None:
-        where = torch.device("cuda", torch.cuda.current_device())
-    return where
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(f"{device}: device: {str(error).splitlines()[0]}") from error
+    if where.type == "cpu":
+        return where
+    count = torch.cuda.device_count() if where.type == "cuda" else 0
+    if not count or (where.index or 0) >= count:
+        found = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA or ROCm device"
+        raise DeviceError(f"{where}: device: torch finds {found}; 'cpu' works without one")
+    return torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
 
 
 def _load_host_table(
@@ -192,6 +204,14 @@ def _load_host_table(
         buffer.close()
         raise
     return HostEmbedding(table, name=tensor.name, dtype=dtype, buffer=buffer)
+
+
+def _read_cpu_tensor(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
+    """Return a new tensor in host memory, a large one in huge pages: their first touch takes a fifth of the time."""
+    is_large = tensor.nbytes >= HUGE_PAGE_NBYTES
+    view = HostMemory(tensor.nbytes).view() if is_large else memoryview(bytearray(tensor.nbytes))
+    checkpoint.read_into(tensor.name, view)
+    return _as_tensor(checkpoint, tensor, view)
 
 
 def _as_tensor(checkpoint: Checkpoint, tensor: TensorInfo, view: memoryview) -> torch.Tensor:
@@ -233,13 +253,12 @@ class _Staging:
 
     def load(self, checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
         """Return a new tensor on the device, complete for work that is queued on its current stream."""
+        if self._device.type == "cpu":
+            return _read_cpu_tensor(checkpoint, tensor)
         target = torch.empty(tensor.shape, dtype=_torch_dtype(checkpoint, tensor), device=self._device)
         if not tensor.nbytes:
             return target
         flat = target.reshape(-1).view(torch.uint8)
-        if self._device.type == "cpu":
-            checkpoint.read_into(tensor.name, flat.numpy())
-            return target
         for offset in range(0, tensor.nbytes, CHUNK_NBYTES):
             nbytes = min(CHUNK_NBYTES, tensor.nbytes - offset)
             number = self._next_buffer()

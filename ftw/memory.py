@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ftw.host_memory import PAGE_NBYTES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -86,6 +88,4 @@ def make_report(
 def _host_resident() -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[1])
-    import mmap
-
-    return pages * mmap.PAGESIZE
+    return pages * PAGE_NBYTES

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -29,6 +30,7 @@ _WEIGHTS = (
     "*.engine", "*.distcp", INDEX_NAME,
 )  # fmt: skip
 _GGUF_HEADER = "source_metadata.gguf"  # header and key-values of an FTW's source, no weights in spite of its name
+_RESERVED = re.compile(r"freetoken-\d{5,}\.ftw|freetoken_weight\.json(\.tmp)?")
 _DEBRIS = ("*.incomplete", "*.lock", "*.tmp", "*.part", ".DS_Store")
 _DEBRIS_FOLDERS = frozenset({".git", ".cache", "__pycache__", ".ipynb_checkpoints"})
 # What may lie beside a weight file and surely belongs to it.
@@ -95,6 +97,8 @@ def _raise(error: OSError) -> NoReturn:
 
 def _reason_against(path: Path, folder: Path) -> str | None:
     name = path.name.lower()
+    if _RESERVED.fullmatch(path.relative_to(folder).parts[0]):
+        return "a name that the FTW itself uses"
     if path.name != _GGUF_HEADER and any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
         return "weights in another format, or another copy of them"
     if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _DEBRIS):

@@ -55,6 +55,10 @@ _PACKED = re.compile(
 )
 
 
+# No module's name is longer; matching a hostile one of megabytes would take hours.
+_MAX_NAME = 512
+
+
 def _leaf_pattern(leaves: list[str]) -> re.Pattern[str]:
     return re.compile(rf"(?P<module>(?:.+\.)?(?:{'|'.join(leaves)}))\.(?P<suffix>.+)")
 
@@ -78,7 +82,7 @@ class StoredModule(NamedTuple):
 def find_token_embeddings(names: Iterable[str]) -> list[StoredModule]:
     """Find the modules that look up tokens, the one that a model reads first at the front."""
     modules = _find(names, _EMBEDDING, _EMBEDDING_PATHS)
-    paths = [module.path for module in modules]
+    paths = {module.path for module in modules}
     return sorted(modules, key=lambda module: (_rank(module.path, paths), module.path))
 
 
@@ -90,6 +94,8 @@ def find_heads(names: Iterable[str]) -> list[StoredModule]:
 def _find(names: Iterable[str], leaves: re.Pattern[str], paths: frozenset[str]) -> list[StoredModule]:
     found: dict[str, dict[str, str]] = {}
     for name in names:
+        if len(name) > _MAX_NAME:
+            continue
         bare = _strip_wrappers(name)
         module, suffix = _split(bare, leaves, paths)
         if module and not _FOREIGN.intersection(module.split(".")[:-1]):
@@ -115,7 +121,7 @@ def _strip_wrappers(name: str) -> str:
     return name
 
 
-def _rank(path: str, paths: list[str]) -> int:
+def _rank(path: str, paths: set[str]) -> int:
     """Order the tables of an encoder-decoder: encoder, decoder, and last the one that both would share.
 
     A shared table that is stored beside tables of the two sides (an untied Bart) is read by neither.
@@ -128,4 +134,4 @@ def _rank(path: str, paths: list[str]) -> int:
         return 1
     start = f"{parent}." if parent else ""
     sides = {f"{start}{side}.{name}" for side in _SIDES for name in (leaf, "embed_tokens")}
-    return 3 if sides.intersection(paths) else 0
+    return 0 if sides.isdisjoint(paths) else 3

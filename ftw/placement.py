@@ -45,10 +45,14 @@ def plan_placement(verdict: Verdict, embed: str, source: str) -> Placement:
     if embed == "gpu":
         return Placement("gpu", (), "embed='gpu' leaves every table on the GPU")
     table = verdict.token_embedding
-    if table is not None and table.eligible:
+    if table.eligible:
         return Placement("host", verdict.eligible_tables, table.detail)
-    refusal = "no tensor has the name of a token embedding" if table is None else table.detail
     if embed == "auto":
-        return Placement("gpu", (), refusal)
-    subject = "token embedding" if table is None else printable(table.name)
-    raise NotEligibleError(f"{printable(source)}: {subject}: {refusal}; embed 'gpu' or 'auto' leaves it on the GPU")
+        return Placement("gpu", (), table.detail)
+    raise NotEligibleError(f"{refusal(verdict, source)}; embed 'gpu' or 'auto' leaves it on the GPU")
+
+
+def refusal(verdict: Verdict, source: str) -> str:
+    """Return the line that says why the token embedding of a checkpoint may not leave the GPU."""
+    table = verdict.token_embedding
+    return f"{printable(source)}: {printable(table.name) or 'token embedding'}: {table.detail}"

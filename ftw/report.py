@@ -62,8 +62,7 @@ class Report:
     @property
     def is_host_eligible(self) -> bool:
         """Whether the token embedding may leave the GPU."""
-        table = self.verdict.token_embedding
-        return table is not None and table.eligible
+        return self.verdict.token_embedding.eligible
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `ftw inspect --json` prints."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ftw.errors import SourceNotFoundError, printable
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # "./name" is a path
 # What a conversion needs of a repository; weights in other formats are never fetched.
 _HUB_PATTERNS = [
     "*.safetensors", "*.ftw", "*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py", "*.md",

@@ -29,8 +29,8 @@ def read_json_file(path: Path, *, allow_non_finite: bool = False) -> dict[str, A
     Raises:
         CheckpointError: It is no file, it is too large, or `parse_json_object` refuses its text.
     """
-    if path.exists() and not path.is_file():
-        raise CheckpointError(path, "json", "is not a regular file")
+    if not path.is_file():
+        raise CheckpointError(path, "json", "is not a regular file" if path.exists() else "is missing")
     with path.open("rb") as file:
         text = file.read(MAX_NBYTES + 1)
     if len(text) > MAX_NBYTES:

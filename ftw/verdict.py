@@ -36,7 +36,7 @@ class TableVerdict:
     """One lookup table and whether it may leave the GPU.
 
     Attributes:
-        name: Its tensor, or the path of its module where no single tensor holds it.
+        name: Its tensor, or the path of its module where no single tensor holds it; empty for "no_table".
         role: "token_embedding".
         rows: Rows of the stored table, None where the encoding hides them.
         columns: Elements of one row.
@@ -65,7 +65,7 @@ class Verdict:
     """All lookup tables of a checkpoint, the token embedding that a model reads first at the front.
 
     Attributes:
-        tables: Empty where no token embedding was found.
+        tables: At least one: where no token embedding was found, an entry says so.
         tied: Whether the first table and the LM head are one weight; None where the evidence does not tell.
         tie_evidence: What that rests on.
         warnings: What a user should know besides.
@@ -77,14 +77,28 @@ class Verdict:
     warnings: tuple[str, ...]
 
     @property
-    def token_embedding(self) -> TableVerdict | None:
+    def token_embedding(self) -> TableVerdict:
         """The table that a model reads first."""
-        return self.tables[0] if self.tables else None
+        return self.tables[0]
 
     @property
     def eligible_tables(self) -> tuple[TableVerdict, ...]:
         """The tables that may leave the GPU."""
         return tuple(table for table in self.tables if table.eligible)
+
+
+_NO_TABLE = TableVerdict(
+    name="",
+    role=TOKEN_EMBEDDING,
+    rows=None,
+    columns=None,
+    dtype="",
+    row_bytes=None,
+    nbytes=0,
+    eligible=False,
+    reason="no_table",
+    detail="no tensor has the name of a token embedding",
+)
 
 
 def judge(checkpoint: Checkpoint) -> Verdict:
@@ -97,7 +111,7 @@ def judge(checkpoint: Checkpoint) -> Verdict:
     tables = tuple(_judge_table(checkpoint, module, tie) for module, tie in zip(modules, ties, strict=True))
     warnings = _warnings(checkpoint, tables)
     if not ties:
-        return Verdict((), None, (), warnings)
+        return Verdict((_NO_TABLE,), None, (), warnings)
     return Verdict(tables, ties[0].value, ties[0].evidence, warnings)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from ftw.readers.ftw import ALIGNMENT
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ftw.tensors import TensorInfo
 
@@ -60,32 +61,35 @@ def verify(
 ) -> VerifyResult:
     """Read every tensor of a checkpoint and check it.
 
-    The layout is checked as it is opened; then checksums and, in an FTW, the zeros between tensors; with `against` the
-    names, dtypes, shapes and bytes of the source too. Memory is two buffers of 16 MiB.
+    The layout is checked as it is opened; then checksums and, in an FTW, the zeros that fill up each tensor's last
+    block; with `against` the names, dtypes, shapes and bytes of the source too. Memory is two buffers of 16 MiB.
 
     Args:
         path: An FTW folder, or any checkpoint; other formats have no checksums and no padding to check.
         against: The source that it was made from.
-        progress: Called with the bytes done and all bytes, after each tensor.
+        progress: Called with the bytes done and all bytes, after each piece of at most 16 MiB.
 
     Raises:
         SourceNotFoundError: There is no checkpoint of that name.
         CheckpointError: The layout is broken.
     """
-    problems: list[str] = []
-    with open_checkpoint(path) as checkpoint:
-        source = open_checkpoint(against) if against is not None else None
-        if source is not None:
-            problems.extend(_differences_of_names(checkpoint, source))
+    with contextlib.ExitStack() as stack:
+        checkpoint = stack.enter_context(open_checkpoint(path))
+        source = stack.enter_context(open_checkpoint(against)) if against is not None else None
         total, done, checksums, compared = checkpoint.nbytes, 0, 0, 0
+        problems = [] if source is None else _differences_of_names(checkpoint, source)
         for tensor in checkpoint.tensors.values():
-            original = source if source is not None and tensor.name in source.tensors else None
-            problems.extend(_check_tensor(checkpoint, tensor, original))
-            done += tensor.nbytes
+            original = source.tensors.get(tensor.name) if source is not None else None
+            is_alike = original is not None and _is_alike(tensor, original)
+            if original is not None and not is_alike:
+                found, wanted = (f"{info.dtype} {list(info.shape)}" for info in (tensor, original))
+                problems.append(_problem(checkpoint, tensor.name, f"is {found}, the source has {wanted}"))
+            for step in _check_tensor(checkpoint, tensor, source if is_alike else None, problems):
+                done += step
+                if progress:
+                    progress(done, total)
             checksums += tensor.xxh3_64 is not None
-            compared += original is not None and _is_alike(tensor, original.tensors[tensor.name])
-            if progress:
-                progress(done, total)
+            compared += is_alike
     name = None if against is None else str(against)
     return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, compared, done, tuple(problems))
 
@@ -97,15 +101,10 @@ def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> list[st
     return problems + [_problem(checkpoint, name, "is not in the source") for name in added]
 
 
-def _check_tensor(checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint | None) -> list[str]:
-    problems: list[str] = []
-    original = source.tensors[tensor.name] if source is not None else None
-    if original is not None and not _is_alike(tensor, original):
-        found = f"{tensor.dtype} {list(tensor.shape)}"
-        problems.append(
-            _problem(checkpoint, tensor.name, f"is {found}, the source has {original.dtype} {list(original.shape)}")
-        )
-        source = None
+def _check_tensor(
+    checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint | None, problems: list[str]
+) -> Iterator[int]:
+    """Check one tensor, compare it with the source's where there is one; yield the bytes of each step."""
     hasher = xxhash.xxh3_64()
     memory = HostMemory(min(CHUNK_NBYTES, tensor.nbytes) if source is not None else 0)
     offset = 0
@@ -119,12 +118,12 @@ def _check_tensor(checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint
                 problems.append(_problem(checkpoint, tensor.name, f"differs from the source at byte {offset + first}"))
                 source = None
         offset += len(chunk)
+        yield len(chunk)
     if tensor.xxh3_64 is not None and tensor.xxh3_64 != hasher.hexdigest():
         found = f"checksum is {hasher.hexdigest()}, the index says {tensor.xxh3_64}"
         problems.append(_problem(checkpoint, tensor.name, found))
     if checkpoint.format == "ftw" and not tensor.shard and not _is_padding_zero(checkpoint, tensor):
         problems.append(_problem(checkpoint, tensor.name, "bytes after it are not zero, as padding has to be"))
-    return problems
 
 
 def _is_alike(tensor: TensorInfo, original: TensorInfo) -> bool:

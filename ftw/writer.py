@@ -23,7 +23,7 @@ from ftw.host_memory import HostMemory, align_up
 from ftw.readers.ftw import ALIGNMENT, FORMAT_NAME, INDEX_NAME, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -141,38 +141,7 @@ class FtwWriter:
         """Flush and fsync the shards, then write the index under its name; `extra` holds its further keys."""
         self._flush()
         self._end_shard()
-        index = {
-            "format": FORMAT_NAME,
-            "version": VERSION,
-            "align": ALIGNMENT,
-            "shard_limit": self._layout.shard_limit,
-            "total_bytes": self._layout.total_bytes,
-            **extra,
-            "tensors": [self._tensor_entry(tensor) for tensor in self._layout.tensors],
-            "shards": [
-                {"file": shard.name, "global_off": shard.offset, "nbytes": shard.nbytes}
-                for shard in self._layout.shards
-            ],
-        }
-        write_atomically(self._folder / INDEX_NAME, json.dumps(index).encode())
-
-    def _tensor_entry(self, tensor: TensorInfo) -> dict[str, Any]:
-        optional = {
-            "ggml_type": tensor.ggml_type,
-            "logical_shape": tensor.logical_shape,
-            "role": tensor.role,
-            "placement": tensor.placement,
-            "xxh3_64": self._checksums[tensor.name],
-        }
-        return {
-            "name": tensor.name,
-            "kind": tensor.kind,
-            "dtype": DTYPES[tensor.dtype].torch_name,
-            "shape": tensor.shape,
-            "global_off": tensor.offset,
-            "nbytes": tensor.nbytes,
-            **{key: value for key, value in optional.items() if value is not None},
-        }
+        write_atomically(self._folder / INDEX_NAME, _iter_index(self._layout, self._checksums, extra))
 
     def _room(self, wanted: int) -> memoryview:
         """Return the free part of the current buffer, no longer than wanted and not past the end of the shard."""
@@ -233,13 +202,60 @@ class FtwWriter:
             raise
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def index_nbytes(layout: Layout) -> int:
+    """Return the size of a layout's index, less its further keys; a reader takes no more than `MAX_NBYTES` of JSON."""
+    checksums = dict.fromkeys((tensor.name for tensor in layout.tensors), "0" * 16)
+    return sum(map(len, _iter_index(layout, checksums, {})))
+
+
+def _iter_index(layout: Layout, checksums: Mapping[str, str], extra: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield the index in pieces: built whole, that of 100,000 tensors would take 100 MB."""
+    head = {
+        "format": FORMAT_NAME,
+        "version": VERSION,
+        "align": ALIGNMENT,
+        "shard_limit": layout.shard_limit,
+        "total_bytes": layout.total_bytes,
+        **extra,
+    }
+    yield json.dumps(head)[:-1].encode() + b', "tensors": ['
+    for number, tensor in enumerate(layout.tensors):
+        entry = json.dumps(_tensor_entry(tensor, checksums[tensor.name]))
+        yield (f",\n{entry}" if number else f"\n{entry}").encode()
+    shards = [{"file": shard.name, "global_off": shard.offset, "nbytes": shard.nbytes} for shard in layout.shards]
+    yield f'],\n"shards": {json.dumps(shards)}}}\n'.encode()
+
+
+def _tensor_entry(tensor: TensorInfo, checksum: str) -> dict[str, Any]:
+    optional = {
+        "ggml_type": tensor.ggml_type,
+        "logical_shape": tensor.logical_shape,
+        "role": tensor.role,
+        "placement": tensor.placement,
+        "xxh3_64": checksum,
+    }
+    return {
+        "name": tensor.name,
+        "kind": tensor.kind,
+        "dtype": DTYPES[tensor.dtype].torch_name,
+        "shape": tensor.shape,
+        "global_off": tensor.offset,
+        "nbytes": tensor.nbytes,
+        **{key: value for key, value in optional.items() if value is not None},
+    }
+
+
+def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
     """Write a file so that its name shows either the whole content or what was there before."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with temporary.open("wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # a write does not know the name of its file
+        error.filename = error.filename or str(path)
+        raise
     temporary.replace(path)
     fsync_folder(path.parent)
 

@@ -168,3 +168,16 @@ def test_broken_config_is_refused_with_its_path(tmp_path: Path, text: str) -> No
 def test_infinity_is_read_as_nemotron_h_writes_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nemotron_h", "time_step_limit": [0.0, Infinity]}')
     assert read_model_config(tmp_path).model_type == "nemotron_h"
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "9" * 4000, str(1 << 48)], ids=["e400", "4000_digits", "2_to_48"])
+def test_number_that_no_model_has_is_not_taken(tmp_path: Path, value: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "llama", "num_hidden_layers": {value}}}')
+    assert read_model_config(tmp_path).num_layers is None
+
+
+@pytest.mark.parametrize("target", ["nowhere", "config.json"], ids=["dangling", "looping"])
+def test_link_to_nothing_is_not_an_absent_config(tmp_path: Path, target: str) -> None:
+    (tmp_path / "config.json").symlink_to(target)
+    with pytest.raises(ftw.CheckpointError, match="is missing"):
+        read_model_config(tmp_path)

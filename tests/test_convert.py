@@ -1,9 +1,10 @@
 """Conversion: what lands in the folder, and which targets are refused. Failures and kills: test_convert_failures."""
 
+import errno
+import importlib
 import itertools
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from builders import (
 )
 
 import ftw
-from ftw.errors import CheckpointError, NotEligibleError, OutputError, SourceNotFoundError
+from ftw.errors import CheckpointError, NotEligibleError, SourceNotFoundError
 
 INDEX = "freetoken_weight.json"
 TABLE = "model.embed_tokens.weight"
@@ -259,148 +260,34 @@ def test_convert_dry_run_writes_nothing(tmp_path):
     assert ftw.convert(source, tmp_path / "deep" / "out", embed="host").to_dict() == planned.to_dict()
 
 
-# the target
+def test_convert_refuses_more_tensors_than_an_index_holds(tmp_path, monkeypatch):
+    module = importlib.import_module("ftw.convert")  # `ftw.convert` is the function
+    monkeypatch.setattr(module, "MAX_NBYTES", 500)
+    with pytest.raises(CheckpointError, match=r"4 of them would take an index of .* bytes, at most 500 are allowed"):
+        ftw.convert(llama(tmp_path / "src"), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["src"]
 
 
-@pytest.mark.parametrize("overwrite", [False, True], ids=["plain", "overwrite"])
-@pytest.mark.parametrize("dry_run", [False, True], ids=["write", "dry"])
-@pytest.mark.parametrize("case", ["foreign", "file", "inside", "source", "contains", "link_to_source"], ids=str)
-def test_convert_refuses_a_target_and_changes_nothing(tmp_path, case, dry_run, overwrite):
-    source = llama(tmp_path / "models" / "src")
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    (foreign / "thesis.txt").write_text("years of work")
-    (tmp_path / "link").symlink_to(source)
-    target = {
-        "foreign": foreign,
-        "file": foreign / "thesis.txt",
-        "inside": source / "sub" / "out",
-        "source": source,
-        "contains": tmp_path / "models",
-        "link_to_source": tmp_path / "link",
-    }[case]
-    before, names = listing(tmp_path), sorted(tmp_path.rglob("*"))
-    with pytest.raises(OutputError, match=r"none may|is a file|not an FTW|not empty") as caught:
-        ftw.convert(source, target, overwrite=overwrite, dry_run=dry_run)
-    assert str(caught.value).startswith(f"{os.path.realpath(target)}: target: ")
-    assert (listing(tmp_path), sorted(tmp_path.rglob("*"))) == (before, names)
-
-
-@pytest.mark.parametrize("opened", ["folder", "index"], ids=str)
-def test_convert_never_overwrites_its_own_source(tmp_path, opened):
-    source = write_ftw(tmp_path / "src", MIXED)
-    before = listing(tmp_path)
-    with pytest.raises(OutputError):
-        ftw.convert(source if opened == "folder" else source / INDEX, source, overwrite=True)
-    assert listing(tmp_path) == before
-
-
-def test_convert_of_a_single_file_may_go_beside_it(tmp_path, monkeypatch):
-    llama(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    ftw.convert("model.safetensors", "out")
-    assert ftw.verify("out", against="model.safetensors").is_ok
-
-
-def test_convert_keeps_an_existing_ftw_without_overwrite(tmp_path):
+def test_convert_leaves_out_folders_with_the_names_of_its_own_files(tmp_path):
     source = llama(tmp_path / "src")
-    ftw.convert(source, tmp_path / "out")
-    before = listing(tmp_path)
-    with pytest.raises(OutputError, match="exists and is not empty; --overwrite replaces an FTW folder"):
-        ftw.convert(source, tmp_path / "out", embed="host")
-    assert listing(tmp_path) == before
-
-
-def test_convert_overwrite_replaces_the_whole_folder(tmp_path):
-    old = write_ftw(tmp_path / "out", MIXED)
-    (old / "stale.txt").write_text("of the old one")
-    source = llama(tmp_path / "src")
-    ftw.convert(source, tmp_path / "out", overwrite=True)
+    for name in ("freetoken-00000.ftw", "freetoken_weight.json.tmp"):
+        (source / name).mkdir()
+        (source / name / "notes.txt").write_text("x")
+    result = ftw.convert(source, tmp_path / "out")
+    reasons = {entry.name: entry.reason for entry in result.plan.left_out}
+    assert reasons["freetoken-00000.ftw/notes.txt"] == "a name that the FTW itself uses"
     assert ftw.verify(tmp_path / "out", against=source).is_ok
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "freetoken-00000.ftw", INDEX]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src"]
 
 
-@pytest.mark.parametrize("overwrite", [False, True], ids=["plain", "overwrite"])
-def test_convert_takes_an_empty_folder(tmp_path, overwrite):
-    (tmp_path / "out").mkdir()
-    ftw.convert(llama(tmp_path / "src"), tmp_path / "out", overwrite=overwrite)
-    assert ftw.verify(tmp_path / "out").is_ok
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src"]
+def test_convert_names_the_index_that_does_not_fit(tmp_path, monkeypatch):
+    module = importlib.import_module("ftw.writer")
 
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+        yield b""
 
-@pytest.mark.parametrize("content", ["dangling", "empty", "ftw"], ids=str)
-def test_convert_through_a_link_fills_what_it_points_to(tmp_path, content):
-    """Twice, since what the first conversion leaves behind would break the second."""
-    disk = tmp_path / "disk" / "model"
-    disk.parent.mkdir()
-    if content != "dangling":
-        disk.mkdir()
-    if content == "ftw":
-        write_ftw(disk, MIXED)
-    (tmp_path / "out").symlink_to(disk)
-    source = llama(tmp_path / "src")
-    for _ in range(2):
-        ftw.convert(source, tmp_path / "out", overwrite=True)
-        assert (tmp_path / "out").is_symlink()
-        assert ftw.verify(disk, against=source).is_ok
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out", "src"]
-        assert [path.name for path in disk.parent.iterdir()] == ["model"]
-
-
-def test_convert_does_not_replace_a_folder_that_appeared_meanwhile(tmp_path):
-    source = llama(tmp_path / "src")
-    target = tmp_path / "out"
-
-    def appear(done: int, total: int) -> None:
-        target.mkdir(exist_ok=True)
-        (target / "thesis.txt").write_text("years of work")
-
-    with pytest.raises(OutputError, match="exists and is not empty"):
-        ftw.convert(source, target, progress=appear)
-    assert (target / "thesis.txt").read_text() == "years of work"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src"]
-
-
-def test_convert_does_not_empty_what_a_link_named_like_its_staging_folder_points_to(tmp_path):
-    source = llama(tmp_path / "src")
-    precious = write_ftw(tmp_path / "precious", MIXED)
-    before = listing(precious)
-    (tmp_path / ".out.ftw-partial").symlink_to(precious)
-    with pytest.raises(OSError, match="ftw-partial"):
-        ftw.convert(source, tmp_path / "out")
-    assert listing(precious) == before
-
-
-def test_convert_refuses_a_mount_point_before_it_writes(tmp_path, monkeypatch):
-    """An empty volume of a container, say: no folder can take its name."""
-    source = llama(tmp_path / "src")
-    (tmp_path / "out").mkdir()
-    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(tmp_path / "out"))
-    with pytest.raises(OutputError, match="out: target: is a mount point, which cannot be renamed"):
-        ftw.convert(source, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src"]
-
-
-def test_convert_of_file_names_that_are_no_utf8_makes_an_index_that_opens(tmp_path):
-    source = llama(tmp_path / "src\udcff")
-    (source / "model.safetensors").rename(source / "model\udcfe.safetensors")
-    (source / "notes\udcfd.txt").touch()
-    ftw.convert(source, tmp_path / "out")
-    assert ftw.verify(tmp_path / "out", against=source).is_ok
-    index = read_index(tmp_path / "out")
-    assert index["source_model_path"] == "src\\udcff"
-    assert index["copied_metadata"] == ["config.json", "notes\\udcfd.txt"]
-    assert index["ftw"]["source"]["files"][0]["name"] == "model\\udcfe.safetensors"
-
-
-def test_convert_makes_missing_parents_of_the_target(tmp_path):
-    ftw.convert(llama(tmp_path / "src"), tmp_path / "a" / "b" / "out")
-    assert ftw.verify(tmp_path / "a" / "b" / "out").is_ok
-
-
-def test_convert_result_still_opens_after_it_was_moved(tmp_path):
-    source = llama(tmp_path / "src")
-    ftw.convert(source, tmp_path / "out", embed="host")
-    shutil.move(tmp_path / "out", tmp_path / "elsewhere")
-    assert ftw.verify(tmp_path / "elsewhere", against=source).is_ok
+    monkeypatch.setattr(module, "_iter_index", lambda *_: refuse())
+    monkeypatch.setattr(importlib.import_module("ftw.convert"), "index_nbytes", lambda layout: 0)
+    with pytest.raises(OSError, match=r"freetoken_weight\.json"):
+        ftw.convert(llama(tmp_path / "src"), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["src"]

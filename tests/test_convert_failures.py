@@ -20,6 +20,7 @@ import ftw
 from ftw import target as target_module
 from ftw.checkpoint import Checkpoint
 from ftw.errors import CheckpointError, OutputError
+from ftw.writer import index_nbytes
 
 STAGING = ".out.ftw-partial"
 
@@ -132,8 +133,8 @@ def test_convert_notices_a_shard_that_changes_while_it_reads(tmp_path, old_targe
 def test_convert_refuses_a_disk_that_is_too_small_before_it_writes(tmp_path, monkeypatch, old_target):
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     (source / "tokenizer.json").write_bytes(bytes(5000))
-    needed = ftw.convert(source, tmp_path / "out", dry_run=True).plan.layout.total_bytes + 5000
-    needed += (source / "config.json").stat().st_size
+    layout = ftw.convert(source, tmp_path / "out", dry_run=True).plan.layout
+    needed = layout.total_bytes + index_nbytes(layout) + 5000 + (source / "config.json").stat().st_size
     usage = shutil.disk_usage(tmp_path)
     for free, fits in ((needed - 1, False), (needed, True)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))

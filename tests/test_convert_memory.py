@@ -81,3 +81,12 @@ def test_convert_and_verify_memory_does_not_grow_with_the_checkpoint(tmp_path, s
     assert converted - idle < LIMIT
     assert verified - idle < LIMIT
     assert inspected - idle < 32 << 20
+
+
+def test_convert_and_verify_memory_is_bounded_for_many_tensors(tmp_path):
+    count = 100_000
+    names = [f"model.layers.{number // 400}.mlp.experts.{number % 400}.up_proj.weight" for number in range(count)]
+    source = sparse_checkpoint(tmp_path / "src", {"model.embed_tokens.weight": (64, 8)} | dict.fromkeys(names, (0, 8)))
+    idle = peak_nbytes()
+    assert peak_nbytes("convert", source, tmp_path / "out") - idle < LIMIT
+    assert peak_nbytes("verify", tmp_path / "out", "--against", source) - idle < LIMIT

@@ -80,16 +80,16 @@ def test_golden_folder_is_written_byte_for_byte(tmp_path: Path) -> None:
     assert (tmp_path / "freetoken-00001.ftw").read_bytes() == b"\x00\x00\x80\x3f" + bytes(4092)
     assert (tmp_path / INDEX).read_text() == (
         '{"format": "freetoken_weight", "version": 1, "align": 4096, "shard_limit": 8192, "total_bytes": 12288, '
-        '"quant_format": "bf16", "tensors": ['
+        '"quant_format": "bf16", "tensors": [\n'
         '{"name": "table", "kind": "weight", "dtype": "uint8", "shape": [2, 2050], "global_off": 0, "nbytes": 4100, '
         '"ggml_type": "Q4_0", "logical_shape": [2, 3644], "role": "token_embedding", "placement": "host", '
-        '"xxh3_64": "142874ca6e7ce75e"}, '
+        '"xxh3_64": "142874ca6e7ce75e"},\n'
         '{"name": "none", "kind": "experts_bank", "dtype": "bfloat16", "shape": [0, 7], "global_off": 8192, '
-        '"nbytes": 0, "xxh3_64": "2d06800538d394c2"}, '
+        '"nbytes": 0, "xxh3_64": "2d06800538d394c2"},\n'
         '{"name": "one", "kind": "weight", "dtype": "float32", "shape": [], "global_off": 8192, "nbytes": 4, '
-        '"xxh3_64": "f87b05471331b3ae"}], "shards": ['
+        '"xxh3_64": "f87b05471331b3ae"}],\n"shards": ['
         '{"file": "freetoken-00000.ftw", "global_off": 0, "nbytes": 8192}, '
-        '{"file": "freetoken-00001.ftw", "global_off": 8192, "nbytes": 4096}]}'
+        '{"file": "freetoken-00001.ftw", "global_off": 8192, "nbytes": 4096}]}\n'
     )
 
 
@@ -327,7 +327,7 @@ def test_index_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monkey
         real_fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    writer.write_atomically(path, b"new")
+    writer.write_atomically(path, [b"n", b"ew"])
     assert seen == [b"old", b"new"]  # the content is on disk before the name is, and then the name
     assert os.listdir(tmp_path) == ["index.json"]
 

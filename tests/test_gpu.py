@@ -22,6 +22,12 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, tor
 TABLE = "model.embed_tokens.weight"
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Make a failure repeat."""
+    torch.manual_seed(0)
+
+
 class Tables:
     """The same random bits in page-locked host memory and on the GPU."""
 
@@ -106,6 +112,17 @@ def test_ids_of_any_shape_and_strides(small: Tables) -> None:
             assert_rows(found, small, view)
 
 
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
+def test_ids_far_outside_the_table_give_zeros(small: Tables, id_dtype: torch.dtype) -> None:
+    extremes = torch.iinfo(id_dtype)
+    ids = [-1, 0, ROWS - 1, ROWS, -ROWS, extremes.min, extremes.max, extremes.min + 1, extremes.max // 2]
+    tensor = torch.tensor(ids, dtype=id_dtype, device=DEVICE)
+    found = lookup(small.host, tensor)
+    torch.cuda.synchronize()
+    assert_rows(found, small, tensor)
+    assert not found[[0, 3, 4, 5, 6, 7, 8]].view(torch.uint8).count_nonzero()
+
+
 def test_lookup_runs_on_the_current_stream(small: Tables) -> None:
     """Queue the ids on a side stream behind a long wait; a lookup on any other stream would read them too early."""
     ids = torch.zeros(512, dtype=torch.int64, device=DEVICE)
@@ -172,6 +189,7 @@ class FreeMemoryWatch:
 
     def __enter__(self) -> "FreeMemoryWatch":
         self.least = torch.cuda.mem_get_info(DEVICE)[0]
+        self.samples = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll)
         self._thread.start()
@@ -184,6 +202,7 @@ class FreeMemoryWatch:
     def _poll(self) -> None:
         while not self._stop.is_set():
             self.least = min(self.least, torch.cuda.mem_get_info(DEVICE)[0])
+            self.samples += 1
             time.sleep(0.0005)
 
 
@@ -228,7 +247,65 @@ def test_loading_to_the_host_never_takes_the_tables_vram(
     assert set(weights) == {"lm_head.weight", "model.norm.weight"}
     # The rows looked up take 4 MiB, the allocator takes segments of up to 20 MiB; the table would take 256.
     assert torch.cuda.max_memory_allocated(DEVICE) - allocated < 8 << 20
+    assert watch.samples > 20
     assert free - watch.least < 48 << 20
+
+
+@pytest.fixture
+def odd_checkpoint(tmp_path: Path) -> Path:
+    """An untied checkpoint whose table is no multiple of a page: 1009 rows of 66 bytes."""
+    table = torch.randint(-(1 << 15), 1 << 15, (1009, 33), dtype=torch.int16).view(torch.bfloat16)
+    tensors = {TABLE: table, "lm_head.weight": torch.ones(1009, 33, dtype=torch.bfloat16)}
+    return write_checkpoint(tmp_path / "odd", tensors, llama_config(vocab_size=1009, hidden_size=33))
+
+
+def test_loaded_table_is_pinned_to_the_page_and_given_back(odd_checkpoint: Path) -> None:
+    with ftw.load(odd_checkpoint, embed="host", device=DEVICE) as model:
+        assert model.memory.pinned_bytes == {TABLE: -(-1009 * 66 // 4096) * 4096}
+        table = model.embedding.table
+        assert table.is_pinned()
+    assert not table.is_pinned()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16], ids=str)
+def test_loaded_embedding_replays_in_a_graph(odd_checkpoint: Path, dtype: torch.dtype | None) -> None:
+    with ftw.load(odd_checkpoint, embed="host", device=DEVICE, dtype=dtype) as model:
+        table = model.embedding.table.to(DEVICE)
+        ids = torch.zeros(7, 9, dtype=torch.int64, device=DEVICE)
+        model.embedding(ids)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model.embedding(ids)
+        assert out.dtype == (dtype or torch.bfloat16)
+        for _ in range(3):
+            ids.copy_(torch.randint(0, 1009, ids.shape, device=DEVICE))
+            out.zero_()
+            graph.replay()
+            expected = table[ids].to(out.dtype)
+            assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
+        del graph
+
+
+@pytest.mark.parametrize("embed", ["gpu", "auto"])
+def test_embedding_that_stays_is_looked_up_on_the_gpu(tmp_path: Path, embed: str) -> None:
+    table = torch.randn(64, 8).to(torch.bfloat16)
+    source = write_checkpoint(tmp_path / "tied", {TABLE: table}, llama_config(tie_word_embeddings=True))
+    with ftw.load(source, embed=embed, device=DEVICE) as model:
+        ids = torch.tensor([3, 63, 64], device=DEVICE)
+        found = model.embedding(ids).cpu()
+        assert model.embedding.table.device == DEVICE
+        assert model.embedding.placement == "gpu"
+        assert dict(model.weights())[TABLE].data_ptr() == model.embedding.table.data_ptr()
+    assert torch.equal(found[:2], table[[3, 63]])
+    assert not found[2].count_nonzero()
+
+
+def test_closed_model_gives_the_hosts_memory_back(big_checkpoint: Path) -> None:
+    before = ftw.memory.snapshot(DEVICE).host_resident
+    with ftw.load(big_checkpoint, embed="host", device=DEVICE) as model:
+        model.embedding(torch.tensor([1], device=DEVICE))
+        assert ftw.memory.snapshot(DEVICE).host_resident - before > 240 << 20
+    assert ftw.memory.snapshot(DEVICE).host_resident - before < 32 << 20
 
 
 def test_weights_stream_to_the_gpu_unchanged(big_checkpoint: Path) -> None:

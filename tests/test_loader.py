@@ -165,3 +165,22 @@ def test_failed_pinning_leaves_nothing(source: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ftw.PinError):
         ftw.load(source, embed="host", device="cpu")
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "meta", "xpu", "no such device", "cuda:-1"])
+def test_device_that_torch_has_not_is_refused(source: Path, device: str) -> None:
+    with pytest.raises(ftw.DeviceError) as caught:
+        ftw.load(source, embed="host", device=device)
+    assert device.split(":")[0] in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("dtype", ["bf16", torch.int32, torch.bool], ids=str)
+def test_dtype_that_rows_cannot_have_is_refused(source: Path, dtype: object) -> None:
+    with pytest.raises(ValueError, match="a floating-point dtype of torch or None is needed"):
+        ftw.load(source, embed="host", device="cpu", dtype=dtype)  # type: ignore[arg-type]
+
+
+def test_embedding_that_stays_says_gpu_on_a_cpu_too(source: Path) -> None:
+    with ftw.load(source, embed="gpu", device="cpu") as model:
+        assert model.embedding.placement == model.memory.placement == "gpu"

@@ -190,3 +190,17 @@ def test_first_table_is_the_one_that_the_model_reads(names: list[str], first: st
     assert find_token_embeddings(names)[0].path == first
     assert find_token_embeddings(reversed(names))[0].path == first
     assert len(find_token_embeddings(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    "name", ["embed_tokens." + "scale_" * 200_000 + "!", "module." * 1_000_000 + "x"], ids=["suffix", "wrappers"]
+)
+@pytest.mark.timeout(10)
+def test_endless_name_is_passed_over_at_once(name: str) -> None:
+    assert find_token_embeddings([name]) == []
+    assert find_heads([name]) == []
+
+
+@pytest.mark.timeout(20)
+def test_many_tables_are_ordered_in_linear_time() -> None:
+    assert len(find_token_embeddings([f"m{number}.embed_tokens.weight" for number in range(50_000)])) == 50_000

@@ -7,9 +7,9 @@ import pytest
 import ftw
 
 NAMES = """
-Checkpoint CheckpointError ClosedError ConversionResult FtwError HostEmbedding LoadedModel LookupArgumentError
-MemoryReport ModelConfig NotEligibleError OutputError PinError Report SourceNotFoundError TensorInfo
-UnknownTensorError VerifyResult __version__ convert inspect load memory open_checkpoint verify
+Checkpoint CheckpointError ClosedError ConversionResult DeviceError FtwError HostEmbedding LoadedModel
+LookupArgumentError MemoryReport ModelConfig NotEligibleError OutputError PinError Report SourceNotFoundError
+TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory open_checkpoint verify
 """.split()
 
 
@@ -44,6 +44,7 @@ def test_functions_stay_functions_when_their_modules_are_imported(name: str) -> 
         (ftw.NotEligibleError, ValueError),
         (ftw.OutputError, OSError),
         (ftw.LookupArgumentError, ValueError),
+        (ftw.DeviceError, RuntimeError),
         (ftw.PinError, MemoryError),
         (ftw.ClosedError, ValueError),
     ],

@@ -104,8 +104,8 @@ def test_folder_is_refused(tmp_path: Path) -> None:
     assert_names_file(caught.value, tmp_path)
 
 
-def test_missing_file_is_an_error_of_the_operating_system(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"x\.json: json: is missing"):
         read_json_file(tmp_path / "x.json")
 
 

@@ -190,8 +190,8 @@ def test_claim_follows_the_family(model_type: str | None, top: Any, text: Any, v
     ("config", "expected"),
     [
         (llama_config(tie_word_embeddings=True), [(HEAD, "tied")]),
-        (llama_config(tie_word_embeddings=False), []),
-        (None, []),
+        (llama_config(tie_word_embeddings=False), [("", "no_table")]),
+        (None, [("", "no_table")]),
     ],
     ids=["true", "false", "no-config"],
 )

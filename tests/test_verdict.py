@@ -168,10 +168,11 @@ def test_table_with_padded_rows_is_not_warned_of(tmp_path: Path, rows: int) -> N
 def test_checkpoint_without_table_has_no_verdict(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {"model.norm.weight": filled(BF16, 8)}, llama_config())
     report = ftw.inspect(tmp_path)
-    assert report.verdict == Verdict((), None, (), ())
-    assert report.verdict.token_embedding is None
+    [table] = report.to_dict()["tables"]
+    assert (table["name"], table["rows"], table["nbytes"], table["eligible"]) == ("", None, 0, False)
+    assert (table["reason"], table["detail"]) == ("no_table", "no tensor has the name of a token embedding")
+    assert report.to_dict()["tied"] == {"value": None, "evidence": []}
     assert not report.is_host_eligible
-    assert report.to_dict()["tables"] == []
     assert report.to_dict()["host"] == {"eligible": False, "nbytes": 0}
     with pytest.raises(ftw.NotEligibleError, match="no tensor has the name of a token embedding"):
         ftw.convert(tmp_path, tmp_path.with_name("out"), embed="host")

@@ -83,6 +83,8 @@ def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _check(table: torch.Tensor, ids: torch.Tensor) -> None:
+    if not isinstance(ids, torch.Tensor):
+        raise LookupArgumentError(f"lookup: ids: found a {type(ids).__name__}, a tensor is needed")
     if table.ndim != 2 or not table.is_contiguous():
         raise LookupArgumentError(f"lookup: table: found {list(table.shape)}, contiguous [rows, columns] is needed")
     if ids.dtype not in _ID_DTYPES:

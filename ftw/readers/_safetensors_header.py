@@ -6,7 +6,8 @@
                      "__metadata__" -> {string: string}
     8+n .. end       the tensors' bytes; offsets count from here, cover them all, and neither overlap nor leave holes
 
-What the format's own library refuses is refused here, and a name that occurs twice besides.
+What the format's own library refuses is refused here, but for a zero written as -0; and besides, a name that occurs
+twice and null metadata.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def read_safetensors_header(file: WeightFile, shard: str) -> SafetensorsHeader:
     entries = parse_json_object(file.read(_LENGTH_NBYTES, length), path, "header")
     metadata = _check_metadata(entries.pop("__metadata__", {}), path)
     data_start = _LENGTH_NBYTES + length
-    tensors = [_parse_entry(name, entry, data_start, shard, path) for name, entry in entries.items()]
+    # Each entry is dropped as it is parsed: of 100,000 they would take as much memory again.
+    tensors = [_parse_entry(name, entries.pop(name), data_start, shard, path) for name in list(entries)]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
     _check_coverage(tensors, data_start, file.nbytes, path)
     return SafetensorsHeader({tensor.name: tensor for tensor in tensors}, metadata)

@@ -152,10 +152,8 @@ def _strays(path: Path, names: list[str], index: Path | None) -> list[LeftOut]:
     if not path.is_dir():
         return []
     default = "the index does not name it" if index else f"{_WHOLE} is the checkpoint"
-    return [
-        LeftOut(
-            file.name, next((why for prefix, why in _STRAY_PREFIXES.items() if file.name.startswith(prefix)), default)
-        )
-        for file in sorted(path.glob("*" + _SUFFIX))
-        if file.name not in names
-    ]
+    strays = sorted({file.name for file in path.glob("*" + _SUFFIX)} - set(names))
+    reasons = (
+        next((why for prefix, why in _STRAY_PREFIXES.items() if name.startswith(prefix)), default) for name in strays
+    )
+    return [LeftOut(name, reason) for name, reason in zip(strays, reasons, strict=True)]
