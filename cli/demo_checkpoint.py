@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-
 _VOCAB, _HIDDEN, _LAYERS, _EXPERTS, _INTERMEDIATE = 8192, 256, 4, 16, 128
 _HEADS, _KV_HEADS, _HEAD_DIM = 8, 2, 32
 
 
 def write_demo_checkpoint(folder: Path, *, tied: bool = False, seed: int = 0) -> None:
     """Write the checkpoint, untied or tied, as transformers' `save_pretrained` would: a tied one has no LM head."""
+    import torch
+    from safetensors.torch import save_file
+
     folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(seed)
     tensors = {

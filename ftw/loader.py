@@ -196,13 +196,12 @@ def _load_host_table(
 ) -> HostEmbedding:
     """Read a table into the memory where it stays, then page-lock it."""
     buffer = PinnedBuffer(tensor.nbytes)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(buffer.close)
         checkpoint.read_into(tensor.name, buffer.view())
         buffer.pin(device)
         table = _as_tensor(checkpoint, tensor, buffer.view())
-    except BaseException:
-        buffer.close()
-        raise
+        stack.pop_all()  # all went well: the embedding closes it from here on
     return HostEmbedding(table, name=tensor.name, dtype=dtype, buffer=buffer)
 
 
