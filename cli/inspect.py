@@ -33,7 +33,8 @@ def inspect_command(
     else:
         _print_report(report)
     if check and not report.is_host_eligible:
-        print_error(refusal(report.verdict, source))
+        table = report.verdict.token_embedding
+        print_error(refusal(table, source, table.detail))
         return 3
     return 0
 

@@ -79,8 +79,8 @@ class LoadedModel:
         if table.name in self.tables:
             return self.tables[table.name]
         if self._device_embedding is None:
-            if table.reason in ("no_table", "unsupported_encoding", "df11"):
-                raise NotEligibleError(refusal(self.verdict, self._checkpoint.source))
+            if table.unreadable:
+                raise NotEligibleError(refusal(table, self._checkpoint.source, table.unreadable))
             with _Staging(self.device) as staging:
                 tensor = staging.load(self._checkpoint, self._checkpoint.tensors[table.name])
             self._device_embedding = HostEmbedding(tensor, name=table.name, dtype=self._dtype, placement="gpu")

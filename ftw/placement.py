@@ -49,10 +49,9 @@ def plan_placement(verdict: Verdict, embed: str, source: str) -> Placement:
         return Placement("host", verdict.eligible_tables, table.detail)
     if embed == "auto":
         return Placement("gpu", (), table.detail)
-    raise NotEligibleError(f"{refusal(verdict, source)}; embed 'gpu' or 'auto' leaves it on the GPU")
+    raise NotEligibleError(f"{refusal(table, source, table.detail)}; embed 'gpu' or 'auto' leaves it on the GPU")
 
 
-def refusal(verdict: Verdict, source: str) -> str:
-    """Return the line that says why the token embedding of a checkpoint may not leave the GPU."""
-    table = verdict.token_embedding
-    return f"{printable(source)}: {printable(table.name) or 'token embedding'}: {table.detail}"
+def refusal(table: TableVerdict, source: str, why: str) -> str:
+    """Return the line that says why something cannot be done with a table of a checkpoint."""
+    return f"{printable(source)}: {printable(table.name) or 'token embedding'}: {why}"

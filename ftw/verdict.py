@@ -46,6 +46,7 @@ class TableVerdict:
         eligible: Whether it may leave the GPU.
         reason: A word of the module's table.
         detail: The evidence, for people.
+        unreadable: Why no lookup reads its rows, wherever the table is; empty where one does.
     """
 
     name: str
@@ -58,6 +59,7 @@ class TableVerdict:
     eligible: bool
     reason: str
     detail: str
+    unreadable: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ _NO_TABLE = TableVerdict(
     eligible=False,
     reason="no_table",
     detail="no tensor has the name of a token embedding",
+    unreadable="no tensor has the name of a token embedding",
 )
 
 
@@ -116,32 +119,26 @@ def judge(checkpoint: Checkpoint) -> Verdict:
 
 
 def _judge_table(checkpoint: Checkpoint, module: StoredModule, tie: Tie) -> TableVerdict:
-    weight = checkpoint.tensors.get(module.tensors.get("weight", ""))
-    reason, detail = _reason(checkpoint, module, tie)
     tensors = [checkpoint.tensors[name] for name in module.tensors.values()]
-    nbytes = sum(tensor.nbytes for tensor in tensors)
-    if weight is None or len(weight.shape) != 2:
-        dtype = (weight or max(tensors, key=lambda tensor: tensor.nbytes)).dtype
-        return TableVerdict(module.path, TOKEN_EMBEDDING, None, None, dtype, None, nbytes, False, reason, detail)
-    rows, columns = weight.shape
+    weight = checkpoint.tensors.get(module.tensors.get("weight", ""))
+    is_matrix = weight is not None and len(weight.shape) == 2
+    shown = weight or max(tensors, key=lambda tensor: tensor.nbytes)
+    rows, columns = shown.shape if is_matrix else (None, None)
+    encoding = _encoding_problem(checkpoint, module)
+    reason, detail = encoding if encoding and tie.reason == "ok" else (tie.reason, tie.detail)
     return TableVerdict(
-        name=weight.name,
+        name=shown.name if is_matrix else module.path,
         role=TOKEN_EMBEDDING,
         rows=rows,
         columns=columns,
-        dtype=weight.ggml_type or weight.dtype,
-        row_bytes=weight.nbytes // rows if rows else 0,
-        nbytes=nbytes,
+        dtype=shown.ggml_type or shown.dtype,
+        row_bytes=shown.nbytes // rows if rows else rows,
+        nbytes=sum(tensor.nbytes for tensor in tensors),
         eligible=reason == "ok",
         reason=reason,
         detail=detail,
+        unreadable=encoding[1] if encoding else "",
     )
-
-
-def _reason(checkpoint: Checkpoint, module: StoredModule, tie: Tie) -> tuple[str, str]:
-    if tie.reason != "ok":
-        return tie.reason, tie.detail
-    return _encoding_problem(checkpoint, module) or ("ok", tie.detail)
 
 
 def _encoding_problem(checkpoint: Checkpoint, module: StoredModule) -> tuple[str, str] | None:

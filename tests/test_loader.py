@@ -184,3 +184,23 @@ def test_dtype_that_rows_cannot_have_is_refused(source: Path, dtype: object) -> 
 def test_embedding_that_stays_says_gpu_on_a_cpu_too(source: Path) -> None:
     with ftw.load(source, embed="gpu", device="cpu") as model:
         assert model.embedding.placement == model.memory.placement == "gpu"
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["tied", "conflict"])
+@pytest.mark.parametrize("with_weight", [True, False], ids=["beside_weight", "without_weight"])
+def test_packed_table_that_stays_is_never_looked_up_as_if_it_were_plain(
+    tmp_path: Path, head: bool, with_weight: bool
+) -> None:
+    tensors = llama_tensors(head=head) | {
+        TABLE: torch.ones(64, 1, dtype=torch.int32),
+        TABLE.replace("weight", "scales"): torch.ones(64, 1),
+        TABLE.replace("weight", "biases"): torch.ones(64, 1),
+    }
+    if not with_weight:
+        del tensors[TABLE]
+    source = write_checkpoint(tmp_path / "packed", tensors, llama_config(tie_word_embeddings=True))
+    with (
+        ftw.load(source, embed="auto", device="cpu") as model,
+        pytest.raises(ftw.NotEligibleError, match="biases, scales lie beside it"),
+    ):
+        _ = model.embedding
