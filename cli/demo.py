@@ -12,6 +12,7 @@ import typer
 from ftw.errors import FtwError
 
 from .sizes import format_size
+from .status import DONE, INTERRUPTED, REFUSED
 
 if TYPE_CHECKING:
     import torch
@@ -41,19 +42,19 @@ def _run(folder: Path) -> None:
     print(f"# a Qwen3-MoE checkpoint with random weights, and a tied variant of it, in {folder}")
     write_demo_checkpoint(model)
     write_demo_checkpoint(tied, tied=True)
-    _step(0, "inspect", str(model))
-    _step(0, "convert", str(model), str(out), "--embed", "host")
-    _step(0, "verify", str(out), "--against", str(model))
+    _step(DONE, "inspect", str(model))
+    _step(DONE, "convert", str(model), str(out), "--embed", "host")
+    _step(DONE, "verify", str(out), "--against", str(model))
     print("\n$ python")
     _look_up(out, model)
     print("\n# the tied variant is refused: its LM head reads the whole table at every step")
-    _step(3, "convert", str(tied), str(folder / "refused"), "--embed", "host")
+    _step(REFUSED, "convert", str(tied), str(folder / "refused"), "--embed", "host")
     print(f"\nall steps as expected, {time.perf_counter() - start:.1f} s")
 
 
 def _step(expected: int, *arguments: str) -> None:
     """Show a command as a user would type it, run it, and check its exit status."""
-    from .main import INTERRUPTED, main
+    from .main import main
 
     print(f"\n$ ftw {' '.join(arguments)}", flush=True)
     status = main(list(arguments))

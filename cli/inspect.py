@@ -12,6 +12,7 @@ from ftw.report import Report, inspect
 
 from .output import make_console, print_error, print_json, print_line, print_warning
 from .sizes import format_size
+from .status import DONE, REFUSED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,8 +36,8 @@ def inspect_command(
     if check and not report.is_host_eligible:
         table = report.verdict.token_embedding
         print_error(refusal(table, source, table.detail))
-        return 3
-    return 0
+        return REFUSED
+    return DONE
 
 
 def _print_report(report: Report) -> None:

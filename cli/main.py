@@ -1,9 +1,4 @@
-"""The `ftw` command: its sub-commands, and how errors become exit statuses.
-
-0  done                      2  wrong usage
-1  an input is broken,       3  refused: --embed host or --check on a source that is not eligible
-   or an operation failed  130  interrupted
-"""
+"""The `ftw` command: its sub-commands, and how errors become exit statuses."""
 
 from __future__ import annotations
 
@@ -22,9 +17,8 @@ from .convert import convert_command
 from .demo import demo_command
 from .inspect import inspect_command
 from .output import print_error
+from .status import DONE, FAILED, INTERRUPTED, REFUSED, USAGE
 from .verify import verify_command
-
-DONE, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
 
 app = typer.Typer(
     name="ftw",

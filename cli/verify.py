@@ -10,6 +10,7 @@ from ftw.verify import verify
 
 from .output import print_error, print_json, print_line, progress_bar
 from .sizes import format_size
+from .status import DONE, FAILED
 
 
 def verify_command(
@@ -30,4 +31,4 @@ def verify_command(
         checked = f"{result.num_tensors} tensors, {format_size(result.nbytes)}, {result.num_checksums} checksums"
         compared = f", {result.num_compared} equal to those of {against}" if against else ""
         print_line(f"{path}: ok, {checked}{compared}")
-    return 0 if result.is_ok else 1
+    return DONE if result.is_ok else FAILED

@@ -30,11 +30,13 @@ class Checkpoint:
 
     Attributes:
         source: What was opened, as the caller named it.
+        path: Where that lies on this machine: a folder or a file.
         config: What config.json says, all None where there is none.
     """
 
-    def __init__(self, reader: Reader, source: str) -> None:
+    def __init__(self, reader: Reader, source: str, path: Path) -> None:
         self.source = source
+        self.path = path
         self.config: ModelConfig = read_model_config(reader.folder)
         self._reader = reader
         self._closed = False
@@ -145,7 +147,7 @@ def open_checkpoint(source: str | os.PathLike[str]) -> Checkpoint:
         CheckpointError: A header, an index or config.json is broken.
     """
     path = resolve_source(source)
-    return Checkpoint(open_reader(path), str(source))
+    return Checkpoint(open_reader(path), str(source), path)
 
 
 def equal_tensors(checkpoint: Checkpoint, name: str, other: Checkpoint, other_name: str) -> bool:

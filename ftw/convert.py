@@ -121,7 +121,7 @@ def convert(
             check_target,
             destination,
             source=checkpoint.folder.resolve(),
-            is_whole_folder=metadata_files.is_whole_folder(checkpoint),
+            is_whole_folder=checkpoint.path.is_dir(),
             overwrite=overwrite,
         )
         may_write()

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ftw.readers.base import LeftOut
-from ftw.readers.ftw import INDEX_NAME
+from ftw.readers.ftw import INDEX_NAME, OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,11 +25,9 @@ _WEIGHTS = (
     "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.ftw",
     "*.gguf", "*.ggml", "*.h5", "*.hdf5", "*.keras", "*.msgpack", "*.msgpack.index.json", "*.h5.index.json",
     "*.onnx", "*.onnx_data", "*.onnx.data", "*.ot", "*.pkl", "*.pickle", "*.npz", "*.npy", "*.tflite",
-    "*.mlmodel", "*.llamafile", "*.nemo",
-    "*.engine", "*.distcp", INDEX_NAME,
+    "*.mlmodel", "*.llamafile", "*.nemo", "*.engine", "*.distcp",
 )  # fmt: skip
 _GGUF_HEADER = "source_metadata.gguf"  # header and key-values of an FTW's source, no weights in spite of its name
-_RESERVED = re.compile(r"freetoken-\d{5,}\.ftw|freetoken_weight\.json(\.tmp)?")
 _DEBRIS = ("*.incomplete", "*.lock", "*.tmp", "*.part", ".DS_Store")
 _DEBRIS_FOLDERS = frozenset({".git", ".cache", "__pycache__", ".ipynb_checkpoints"})
 # What may lie beside a weight file and surely belongs to it.
@@ -51,7 +48,7 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
     named = {entry.name for entry in checkpoint.left_out}
     files: list[Path] = []
     left_out: list[LeftOut] = []
-    for path in _walk(folder) if is_whole_folder(checkpoint) else _well_known(folder):
+    for path in _walk(folder) if checkpoint.path.is_dir() else _well_known(folder):
         relative = path.relative_to(folder)
         if path in taken or relative.as_posix() in named or path.name == INDEX_NAME:
             continue
@@ -61,11 +58,6 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
         elif not path.name.endswith(".safetensors.index.json"):  # its content is in the FTW's own index
             left_out.append(LeftOut(relative.as_posix(), reason))
     return tuple(files), tuple(left_out)
-
-
-def is_whole_folder(checkpoint: Checkpoint) -> bool:
-    """Tell whether a folder or a hub id was opened, not one file."""
-    return os.path.isdir(checkpoint.source) or not os.path.exists(checkpoint.source)
 
 
 def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
@@ -97,7 +89,7 @@ def _raise(error: OSError) -> NoReturn:
 
 def _reason_against(path: Path, folder: Path) -> str | None:
     name = path.name.lower()
-    if _RESERVED.fullmatch(path.relative_to(folder).parts[0]):
+    if OWN_NAMES.fullmatch(path.relative_to(folder).parts[0]):
         return "a name that the FTW itself uses"
     if path.name != _GGUF_HEADER and any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
         return "weights in another format, or another copy of them"

@@ -50,11 +50,9 @@ _SIDES = ("encoder", "decoder", "text_encoder", "text_decoder")
 # What a packed or scaled module stores beside, or in place of, its weight.
 _PACKED = re.compile(
     r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax"
-    r"|quant_map|quant_state\..+|packed|shape|W_q|q?data|qdata|qweight|luts|encoded_exponent|sign_mantissa"
+    r"|quant_map|quant_state\..+|packed|shape|W_q|q?data|qweight|luts|encoded_exponent|sign_mantissa"
     r"|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks|g_idx)"
 )
-
-
 # No module's name is longer; matching a hostile one of megabytes would take hours.
 _MAX_NAME = 512
 

@@ -20,7 +20,7 @@ import xxhash
 
 from ftw.dtypes import DTYPES
 from ftw.host_memory import HostMemory, align_up
-from ftw.readers.ftw import ALIGNMENT, FORMAT_NAME, INDEX_NAME, VERSION
+from ftw.readers.ftw import ALIGNMENT, FORMAT_NAME, INDEX_NAME, SHARD_NAME, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -83,7 +83,7 @@ def plan_layout(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_
             padded -= taken
     starts = [sum(lengths[:number]) for number in range(len(lengths))]
     shards = [
-        Shard(f"freetoken-{number:05}.ftw", start, nbytes)
+        Shard(SHARD_NAME.format(number), start, nbytes)
         for number, (start, nbytes) in enumerate(zip(starts, lengths, strict=True))
     ]
     return Layout(tuple(placed), tuple(shards) if offset else (), shard_limit)

@@ -10,6 +10,7 @@ shard goes on in the next one. Unknown keys are kept in `metadata` and otherwise
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from ftw.readers.base import LeftOut
 
 INDEX_NAME = "freetoken_weight.json"
+SHARD_NAME = "freetoken-{:05}.ftw"
+# What a folder calls its own files, the index also while it is being written; nothing else may have such a name.
+OWN_NAMES = re.compile(rf"freetoken-\d{{5,}}\.ftw|{re.escape(INDEX_NAME)}(\.tmp)?")
 FORMAT_NAME = "freetoken_weight"
 VERSION = 1
 ALIGNMENT = 4096

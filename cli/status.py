@@ -1,0 +1,8 @@
+"""Exit statuses of the command line; scripts rely on them.
+
+0  done                      2  wrong usage
+1  an input is broken,       3  refused: --embed host or --check on a source that is not eligible
+   or an operation failed  130  interrupted
+"""
+
+DONE, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
