@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated
 
 import typer
 
 from ftw.convert import ConversionResult, convert
+from ftw.placement import Embed
 from ftw.readers.ftw import ALIGNMENT
 
 from .output import print_json, print_line, print_warning, progress_bar
 from .sizes import format_size, parse_size
-
-
-class Embed(str, Enum):
-    """Where the lookup tables are to go."""
-
-    host = "host"
-    gpu = "gpu"
-    auto = "auto"
 
 
 def _parse_shard_size(text: str) -> int:
@@ -41,7 +33,7 @@ def convert_command(
             "--embed",
             help="host: lookup tables are laid out for host memory, or refused; auto: where allowed; gpu: not.",
         ),
-    ] = Embed.gpu,
+    ] = "gpu",
     shard_size: Annotated[
         int, typer.Option("--shard-size", metavar="SIZE", parser=_parse_shard_size, help="Most bytes of one shard.")
     ] = "8GiB",  # type: ignore[assignment]
@@ -54,13 +46,13 @@ def convert_command(
         result = convert(
             source,
             target,
-            embed=embed.value,
+            embed=embed,
             shard_limit=shard_size,
             overwrite=overwrite,
             dry_run=dry_run,
             progress=progress,
         )
-    if embed is Embed.auto and result.plan.placement.placement == "gpu":
+    if embed == "auto" and result.plan.placement.placement == "gpu":
         print_warning(f"{source}: the token embedding stays on the GPU: {result.plan.placement.reason}")
     if as_json:
         print_json(result.to_dict())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ftw.errors import NotEligibleError, printable
 
 if TYPE_CHECKING:
     from ftw.verdict import TableVerdict, Verdict
 
-EMBED_CHOICES = ("host", "gpu", "auto")
+Embed = Literal["host", "gpu", "auto"]
+EMBED_CHOICES: tuple[str, ...] = get_args(Embed)
 
 
 @dataclass(frozen=True, slots=True)
