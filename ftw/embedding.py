@@ -9,6 +9,7 @@ from torch import nn
 
 from ftw.errors import ClosedError
 from ftw.kernels.lookup import lookup
+from ftw.kernels.packed_lookup import OUT_DTYPES, packed_columns, packed_lookup
 
 if TYPE_CHECKING:
     from ftw.pinned import PinnedBuffer
@@ -22,6 +23,7 @@ class HostEmbedding(nn.Module):
     Attributes:
         name: The table's tensor.
         placement: "host" or "gpu".
+        ggml_type: The GGUF type of packed rows, such as "Q4_0"; None for a plain table.
     """
 
     def __init__(
@@ -32,23 +34,32 @@ class HostEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
         buffer: PinnedBuffer | None = None,
         placement: str = "host",
+        ggml_type: str | None = None,
     ) -> None:
         """Wrap a table.
 
         Args:
-            table: `[rows, columns]`, contiguous; on the device, or in host memory that the device can read.
+            table: `[rows, columns]`, contiguous; on the device, or in host memory that the device can read. Of packed
+                rows uint8 `[rows, row_bytes]`.
             name: For messages.
-            dtype: Of the rows that a lookup returns; None for the table's own. Converted as torch converts.
+            dtype: Of the rows that a lookup returns; None for the table's own, of a packed one bfloat16. Converted as
+                torch converts; packed rows are decoded in float32 first, and rounded once.
             buffer: The memory that the table lies in; this module then owns it.
             placement: "gpu" for a table among the device's weights; it is what `placement` tells.
+            ggml_type: The GGUF type of packed rows, a key of `ftw.ggml_types.PACKED_TYPES`; None for a plain table.
+
+        Raises:
+            LookupArgumentError: The table does not hold whole blocks of `ggml_type`, or there is no such type.
         """
         super().__init__()
         self.name = name
         self.placement = placement
+        self.ggml_type = ggml_type
         self._table: torch.Tensor | None = table
-        self._dtype = dtype or table.dtype
+        self._dtype = dtype or (table.dtype if ggml_type is None else torch.bfloat16)
         self._buffer = buffer
-        self._shape = (int(table.shape[0]), int(table.shape[1]))
+        columns = int(table.shape[1]) if ggml_type is None else packed_columns(table, ggml_type)
+        self._shape = (int(table.shape[0]), columns)
 
     @property
     def num_embeddings(self) -> int:
@@ -62,12 +73,12 @@ class HostEmbedding(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type of the rows that a lookup returns."""
+        """Type of the values that a lookup returns."""
         return self._dtype
 
     @property
     def table(self) -> torch.Tensor:
-        """The table itself, `[rows, columns]`, not a copy. Do not use it after the close.
+        """The table itself, as it was given, not a copy. Do not use it after the close.
 
         Raises:
             ClosedError: The memory has been given back.
@@ -91,7 +102,11 @@ class HostEmbedding(nn.Module):
             LookupArgumentError: The ids have another dtype, or lie on a device that the table is not on.
             ClosedError: The memory has been given back.
         """
-        rows = lookup(self.table, ids)
+        if self.ggml_type is None:
+            rows = lookup(self.table, ids)
+        else:
+            decoded = self._dtype if self._dtype in OUT_DTYPES else torch.float32
+            rows = packed_lookup(self.table, ids, self.ggml_type, dtype=decoded)
         return rows if rows.dtype == self._dtype else rows.to(self._dtype)
 
     def close(self) -> None:
@@ -103,4 +118,5 @@ class HostEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         """Describe the table for `repr`."""
-        return f"{self.num_embeddings}, {self.embedding_dim}, dtype={self._dtype}, placement={self.placement!r}"
+        packed = f", ggml_type={self.ggml_type!r}" if self.ggml_type else ""
+        return f"{self.num_embeddings}, {self.embedding_dim}, dtype={self._dtype}, placement={self.placement!r}{packed}"

@@ -4,21 +4,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from packed_tables import TYPES
+
+TARGETS = ["sm_80", "sm_90", "sm_120", "gfx942", "gfx1100", "gfx1201"]
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """Compile everything in a process that does not interpret kernels, with an empty cache."""
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_compiles_ahead_for(target: str, tmp_path: Path) -> None:
+    """Compile in a process that does not interpret kernels, with an empty cache."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    script = Path(__file__).with_name("compile_kernels.py")
-    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, Path(__file__).with_name("compile_kernels.py"), target]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    return [line.split() for line in result.stdout.splitlines()]
-
-
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120", "gfx942", "gfx1100", "gfx1201"])
-def test_lookup_compiles_ahead_for(target: str, compiled: list[list[str]]) -> None:
-    variants = [line for line in compiled if line[:2] == ["lookup", target]]
-    assert len(variants) == 6
-    assert all(int(line[4]) > 500 for line in variants)
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert [line[0] for line in lines].count("lookup") == 6
+    packed = [line for line in lines if line[0] == "packed_lookup"]
+    assert len(packed) == 2 * len(TYPES) + 8
+    assert {line[1] for line in packed} == set(TYPES)
+    assert all(int(line[-2]) > 500 for line in lines)
+    assert [line for line in packed if int(line[-1])] == []  # nothing is fused, or values would differ in the last bit

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from ftw.errors import LookupArgumentError
+from ftw.kernels.arguments import check_arguments, make_out, on_device
 from ftw.kernels.lookup_reference import lookup_reference
 
-_ID_DTYPES = (torch.int32, torch.int64)
 _UNITS: tuple[tuple[int, torch.dtype], ...] = ((4, torch.int32), (2, torch.int16), (1, torch.uint8))
 _MAX_BLOCK = 2048
 
@@ -45,23 +44,15 @@ def lookup(table: torch.Tensor, ids: torch.Tensor, *, out: torch.Tensor | None =
     Raises:
         LookupArgumentError: An argument has a shape, dtype or device that is not allowed.
     """
-    _check(table, ids)
-    shape = (*ids.shape, table.shape[1])
-    if out is None:
-        out = torch.empty(shape, dtype=table.dtype, device=ids.device)
-    elif out.shape != shape or out.dtype != table.dtype or out.device != ids.device or not out.is_contiguous():
-        found = f"{out.dtype} {list(out.shape)} on {out.device}"
-        problem = f"found {found}, contiguous {table.dtype} {list(shape)} on {ids.device} is needed"
-        raise LookupArgumentError(f"lookup: out: {problem}")
+    check_arguments("lookup", table, ids)
+    out = make_out("lookup", ids, table.shape[1], table.dtype, out)
     if not out.numel():
         return out
     if ids.device.type == "cpu":
         lookup_reference(table, ids, out)
-    elif ids.device.index == torch.cuda.current_device():
+        return out
+    with on_device(ids):
         launch(table, ids, out)
-    else:
-        with torch.cuda.device(ids.device):
-            launch(table, ids, out)
     return out
 
 
@@ -80,19 +71,6 @@ def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
         BLOCK=shape.block,
         num_warps=shape.num_warps,
     )
-
-
-def _check(table: torch.Tensor, ids: torch.Tensor) -> None:
-    if not isinstance(ids, torch.Tensor):
-        raise LookupArgumentError(f"lookup: ids: found a {type(ids).__name__}, a tensor is needed")
-    if table.ndim != 2 or not table.is_contiguous():
-        raise LookupArgumentError(f"lookup: table: found {list(table.shape)}, contiguous [rows, columns] is needed")
-    if ids.dtype not in _ID_DTYPES:
-        raise LookupArgumentError(f"lookup: ids: found {ids.dtype}, torch.int32 or torch.int64 is needed")
-    if table.device.type != "cpu" and table.device != ids.device:
-        raise LookupArgumentError(f"lookup: ids: found on {ids.device}, the table is on {table.device}")
-    if ids.device.type not in ("cpu", "cuda"):
-        raise LookupArgumentError(f"lookup: ids: found on {ids.device}, a CPU, CUDA or ROCm device is needed")
 
 
 def _plan(table: torch.Tensor, out: torch.Tensor) -> _Shape:

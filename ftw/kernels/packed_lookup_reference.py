@@ -1,0 +1,21 @@
+"""The reference of `ftw.kernels.packed_lookup`: the gguf package's decoders, one row after another."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def packed_lookup_reference(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, ggml_type: str) -> None:
+    """Look up and decode rows of a uint8 `[rows, row_bytes]` table into `out`; zeros for ids outside the table."""
+    from gguf import GGMLQuantizationType, quants
+
+    flat = ids.reshape(-1).to(torch.int64)
+    target = out.view(flat.numel(), -1).zero_()
+    is_inside = (flat >= 0) & (flat < table.shape[0])
+    packed = table.index_select(0, flat[is_inside])
+    if not packed.shape[0]:
+        return
+    with np.errstate(all="ignore"):  # infinite and NaN scales are decoded like any other
+        values = quants.dequantize(packed.numpy(), GGMLQuantizationType[ggml_type])
+    target[is_inside] = torch.from_numpy(np.ascontiguousarray(values)).to(out.dtype)

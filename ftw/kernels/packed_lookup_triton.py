@@ -1,0 +1,92 @@
+"""The kernel of `ftw.kernels.packed_lookup`. Grid: (ids, runs of `ELEMENTS` values of one row)."""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+UNITS = {4: tl.int32, 2: tl.int16, 1: tl.uint8}
+IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def _rounded(values, dtype: tl.constexpr):
+    """Round float32 to nearest, ties to even; Triton's interpreter would cut bfloat16 off."""
+    if dtype == tl.bfloat16 and IS_INTERPRETED:
+        bits = values.to(tl.int32, bitcast=True)
+        upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        upper = tl.where(values == values, upper, 0x7FC0)  # of a NaN, the sum can be an infinity
+        rounded = upper.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        rounded = values.to(dtype)
+    return rounded
+
+
+@triton.jit
+def packed_lookup_kernel(
+    table_ptr,
+    ids_ptr,
+    codebook_ptr,
+    out_ptr,
+    table_rows,
+    columns,
+    row_nbytes,
+    DECODE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TYPE_SIZE: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    IS_STAGED: tl.constexpr,
+    UNIT: tl.constexpr,
+    UNIT_NBYTES: tl.constexpr,
+    UNITS: tl.constexpr,
+    LINE_NBYTES: tl.constexpr,
+):
+    """Decode one run of one row, or write zeros for an id outside the table.
+
+    table_ptr uint8 [table_rows, row_nbytes], ids_ptr [programs of axis 0], out_ptr [programs of axis 0, columns].
+    ELEMENTS is a multiple of BLOCK_SIZE. With IS_STAGED the run's packed bytes are fetched first, in units of the type
+    UNIT, and lie in its own place in the output, where they always fit, until its values are ready.
+    """
+    position = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(1) * ELEMENTS
+    row = tl.load(ids_ptr + position).to(tl.int64)
+    is_inside = (row >= 0) & (row < table_rows)
+    # A row outside is never touched; in its stead the first one is decoded, and the values dropped.
+    packed = table_ptr + tl.where(is_inside, row, 0) * row_nbytes + start // BLOCK_SIZE * TYPE_SIZE
+    out = out_ptr + position * columns + start
+    count = tl.minimum(columns - start, ELEMENTS)
+    if IS_STAGED:
+        source = packed.to(tl.pointer_type(UNIT), bitcast=True)
+        # Lanes begin at a line of the cache: a load that spans two lines would be two requests on the link.
+        before = (source.to(tl.int64) % LINE_NBYTES).to(tl.int32) // UNIT_NBYTES
+        units = tl.arange(0, UNITS) - before
+        readable_units = tl.where(is_inside, count // BLOCK_SIZE * TYPE_SIZE // UNIT_NBYTES, 0)
+        is_readable = (units >= 0) & (units < readable_units)
+        fetched = tl.load(source + units, mask=is_readable, other=0)
+        packed = out.to(tl.pointer_type(table_ptr.dtype.element_ty), bitcast=True)
+        tl.store(out.to(tl.pointer_type(UNIT), bitcast=True) + units, fetched, mask=is_readable)
+        tl.debug_barrier()  # every thread reads what others have stored
+    octets = tl.arange(0, ELEMENTS // 8)
+    octet = tl.where(octets * 8 < count, octets, 0)
+    block = packed + octet // (BLOCK_SIZE // 8) * TYPE_SIZE
+    values = _decode_octets(block, octet % (BLOCK_SIZE // 8), codebook_ptr, DECODE)
+    values = tl.where(is_inside, values, 0.0)
+    if IS_STAGED:
+        tl.debug_barrier()  # every thread has read before any writes over it
+    elements = octets[:, None] * 8 + tl.arange(0, 8)[None, :]
+    tl.store(out + elements, _rounded(values, out_ptr.dtype.element_ty), mask=elements < count)
+
+
+@triton.jit
+def _decode_octets(block, octet, codebook, DECODE: tl.constexpr):
+    """Decode eight values of each octet; each join puts values of one octet side by side, in the same thread."""
+    multiples_of_four = tl.join(DECODE(block, octet, 0, codebook), DECODE(block, octet, 4, codebook))
+    other_even = tl.join(DECODE(block, octet, 2, codebook), DECODE(block, octet, 6, codebook))
+    one_and_five = tl.join(DECODE(block, octet, 1, codebook), DECODE(block, octet, 5, codebook))
+    other_odd = tl.join(DECODE(block, octet, 3, codebook), DECODE(block, octet, 7, codebook))
+    values = tl.join(tl.join(multiples_of_four, other_even), tl.join(one_and_five, other_odd))
+    return tl.reshape(values, [octet.shape[0], 8])
