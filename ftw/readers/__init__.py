@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ftw.errors import SourceNotFoundError, printable
 from ftw.readers.ftw import FtwReader
+from ftw.readers.gguf import GgufReader
 from ftw.readers.safetensors import SafetensorsReader
 
 if TYPE_CHECKING:
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 
     from ftw.readers.base import Reader
 
-# Asked in this order: an FTW folder may hold safetensors side files.
-READERS: dict[str, type[Reader]] = {reader.format: reader for reader in (FtwReader, SafetensorsReader)}
+# Asked in this order: an FTW folder may hold safetensors side files, a GGUF one safetensors of another kind.
+READERS: dict[str, type[Reader]] = {reader.format: reader for reader in (FtwReader, GgufReader, SafetensorsReader)}
 
 
 def open_reader(path: Path) -> Reader:

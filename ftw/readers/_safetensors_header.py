@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.dtypes import DTYPES, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
+from ftw.readers._impostors import find_impostor
 from ftw.strict_json import MAX_NBYTES, is_count, parse_json_object, shown
 from ftw.tensors import TensorInfo
 
@@ -26,17 +27,9 @@ if TYPE_CHECKING:
 
 _LENGTH_NBYTES = 8
 
-# What a download leaves in place of a checkpoint, by its first bytes, letters in lower case.
-_IMPOSTORS: tuple[tuple[bytes, str], ...] = (
-    (b"version ", "is a Git LFS pointer, not the file that it stands for; fetch it with 'git lfs pull'"),
-    (b"<!doctyp", "is an HTML page, not a checkpoint; download it again"),
-    (b"<html", "is an HTML page, not a checkpoint; download it again"),
+# Other formats; letters in lower case.
+_OTHERS: tuple[tuple[bytes, str], ...] = (
     (b"gguf", "is a GGUF file under another name"),
-    (b"pk\x03\x04", "is a zip archive or a PyTorch pickle, which is never opened"),
-    (b"\x80\x02", "is a pickle, which is never opened"),
-    (b"\x80\x03", "is a pickle, which is never opened"),
-    (b"\x80\x04", "is a pickle, which is never opened"),
-    (b"\x80\x05", "is a pickle, which is never opened"),
     (b"{", "begins with JSON instead of a header length"),
 )
 
@@ -73,9 +66,9 @@ def _read_length(file: WeightFile) -> int:
     length = int.from_bytes(first, "little")
     if 0 < length <= min(MAX_NBYTES, file.nbytes - _LENGTH_NBYTES):
         return length
-    for magic, problem in _IMPOSTORS:
-        if first.lower().startswith(magic):
-            raise CheckpointError(file.path, "file", problem)
+    impostor = find_impostor(first, _OTHERS)
+    if impostor:
+        raise CheckpointError(file.path, "file", impostor)
     if length > MAX_NBYTES:
         raise CheckpointError(file.path, "header", f"is {length} bytes long, at most {MAX_NBYTES} are allowed")
     if not length:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from ftw.tensors import Extent, TensorInfo
@@ -24,11 +24,19 @@ class LeftOut(NamedTuple):
     reason: str
 
 
+class DerivedFile(NamedTuple):
+    """A file of `nbytes` bytes that lies beside the weights in an FTW: what the source keeps in its weight files."""
+
+    name: str
+    nbytes: int
+    read: Callable[[], Iterator[bytes]]
+
+
 class Reader(Protocol):
     """A checkpoint whose headers have been read.
 
     Attributes:
-        format: "safetensors" or "ftw".
+        format: "ftw", "gguf" or "safetensors".
         folder: Where config.json and the other metadata files lie.
         files: The files that hold the weights.
         left_out: What lies beside them and was not taken.
@@ -58,4 +66,15 @@ class Reader(Protocol):
 
     def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:
         """Return where the bytes of one of `tensors` lie, in order."""
+        ...
+
+    def block_order(self, tensor: TensorInfo) -> tuple[int, ...] | None:
+        """Return how the bytes of each block of one of `tensors` have to be rearranged to be little-endian.
+
+        Byte i of a block comes from byte `order[i]` of the stored one; None where they lie as they are needed.
+        """
+        ...
+
+    def derived_files(self) -> tuple[DerivedFile, ...]:
+        """Return the files that an FTW made from this checkpoint needs besides copies of its metadata files."""
         ...

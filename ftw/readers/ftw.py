@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.host_memory import align_up
+from ftw.hub import open_weight_file
 from ftw.readers._safetensors_header import read_safetensors_header
 from ftw.strict_json import is_count, read_json_file, shown
 from ftw.tensors import Extent, TensorInfo
-from ftw.weight_file import WeightFile
 
 if TYPE_CHECKING:
-    from ftw.readers.base import LeftOut
+    from ftw.readers.base import DerivedFile, LeftOut
+    from ftw.weight_file import WeightFile
 
 INDEX_NAME = "freetoken_weight.json"
+GGUF_METADATA_NAME = "source_metadata.gguf"  # header and key-values of the GGUF that an FTW was made from
 SHARD_NAME = "freetoken-{:05}.ftw"
 # What a folder calls its own files, the index also while it is being written; nothing else may have such a name.
 OWN_NAMES = re.compile(rf"freetoken-\d{{5,}}\.ftw|{re.escape(INDEX_NAME)}(\.tmp)?")
@@ -75,6 +77,13 @@ class FtwReader:
             shard += 1
         return tuple(extents)
 
+    def block_order(self, tensor: TensorInfo) -> None:
+        """Return None: the format is little-endian."""
+
+    def derived_files(self) -> tuple[DerivedFile, ...]:
+        """Return nothing: all that is not a weight lies in files of its own."""
+        return ()
+
     def _error(self, subject: str, problem: str) -> CheckpointError:
         return CheckpointError(self._index_path, subject, problem)
 
@@ -115,7 +124,7 @@ class FtwReader:
             if name in names:
                 raise self._error(subject, f"file '{name}' occurs twice, names must be unique")
             names.add(name)
-            file = WeightFile(self.folder / name)
+            file = open_weight_file(self.folder / name)
             if file.nbytes != nbytes:
                 raise CheckpointError(file.path, "file", f"is {file.nbytes} bytes long, the index says {nbytes}")
             files.append(file)
@@ -194,7 +203,7 @@ class FtwReader:
         for name in names:
             if name in self._file_of_side_file:
                 raise self._error("side_files", f"'{name}' occurs twice, names must be unique")
-            file = WeightFile(self.folder / name)
+            file = open_weight_file(self.folder / name)
             self._file_of_side_file[name] = len(self.files)
             self.files = (*self.files, file)
             for tensor in read_safetensors_header(file, name).tensors.values():

@@ -14,11 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, ClassVar
 
 from ftw.errors import CheckpointError, printable
+from ftw.hub import open_weight_file, prefetch
 from ftw.readers._safetensors_header import read_safetensors_header
-from ftw.readers.base import LeftOut
+from ftw.readers.base import DerivedFile, LeftOut
 from ftw.strict_json import read_json_file, shown
 from ftw.tensors import Extent
-from ftw.weight_file import WeightFile
 
 if TYPE_CHECKING:
     from ftw.tensors import TensorInfo
@@ -41,7 +41,8 @@ class SafetensorsReader:
         index = _find_index(path)
         weight_map = _read_weight_map(index) if index else None
         names = sorted(set(weight_map.values())) if weight_map else _choose_files(path)
-        self.files = tuple(WeightFile(self.folder / name) for name in names)
+        self.files = tuple(open_weight_file(self.folder / name) for name in names)
+        prefetch(self.files)
         self.tensors: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
         self._file_of_shard = {name: number for number, name in enumerate(names)}
@@ -65,6 +66,13 @@ class SafetensorsReader:
     def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:
         """Return where the bytes of one of `tensors` lie: always one run."""
         return (Extent(self._file_of_shard[tensor.shard], tensor.offset, tensor.nbytes),)
+
+    def block_order(self, tensor: TensorInfo) -> None:
+        """Return None: the format is little-endian."""
+
+    def derived_files(self) -> tuple[DerivedFile, ...]:
+        """Return nothing: all that is not a weight lies in files of its own."""
+        return ()
 
     def _add(self, tensor: TensorInfo, weight_map: dict[str, str], left_out: list[LeftOut]) -> None:
         if weight_map.get(tensor.name, tensor.shard) != tensor.shard:

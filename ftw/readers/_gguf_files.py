@@ -1,0 +1,101 @@
+"""Which GGUF files make up a checkpoint.
+
+a file                      that file, or, if its name is NAME-00001-of-00003.gguf, the whole set that it belongs to
+a folder                    the one file or set in it; projectors, importance matrices and drafts are left out
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftw.errors import CheckpointError, printable
+from ftw.readers.base import LeftOut
+from ftw.readers.ftw import GGUF_METADATA_NAME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SUFFIX = ".gguf"
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+# Parts of a model, or facts about it, that lie beside its weights; by names in lower case.
+_STRAYS = (
+    (re.compile(r"mmproj|.*mmproj-", re.DOTALL), "a projector of images or sound, not the model"),
+    (re.compile(r".*imatrix", re.DOTALL), "an importance matrix, not the model"),
+    (re.compile(r"mtp-"), "a draft model for speculative decoding, not the model"),
+)
+_MAX_NAMED = 5
+
+
+class ChosenFiles(NamedTuple):
+    """The names of a checkpoint's files, in the order of its shards, and what lies beside them."""
+
+    names: list[str]
+    left_out: tuple[LeftOut, ...]
+
+
+def is_gguf_name(name: str) -> bool:
+    """Tell whether a file is GGUF by its name."""
+    return name.lower().endswith(_SUFFIX)
+
+
+def list_gguf_names(folder: Path) -> list[str]:
+    """Return the names of a folder's GGUF files, sorted; the copy of metadata that an FTW has is none."""
+    names = (entry.name for entry in folder.iterdir())
+    return sorted(name for name in names if is_gguf_name(name) and name != GGUF_METADATA_NAME)
+
+
+def choose_files(path: Path) -> ChosenFiles:
+    """Return the files of the checkpoint that `path` names.
+
+    Raises:
+        CheckpointError: A shard is missing, or a folder holds no model, or several.
+    """
+    if not path.is_dir():
+        return ChosenFiles(_complete_set(path.parent, path.name), ())
+    names = list_gguf_names(path)
+    strays = [LeftOut(name, reason) for name in names if (reason := _stray_reason(name))]
+    stray_names = {stray.name for stray in strays}
+    models = _group([name for name in names if name not in stray_names])
+    if not models:
+        models, strays = _group(names), []
+    if len(models) != 1:
+        found = ", ".join(map(printable, models[:_MAX_NAMED])) + (", …" if len(models) > _MAX_NAMED else "")
+        raise CheckpointError(path, "folder", f"holds {len(models)} GGUF models ({found}), name one of them")
+    return ChosenFiles(_complete_set(path, models[0]), tuple(strays))
+
+
+def is_shard_name(name: str) -> bool:
+    """Tell whether a file is one shard of several, by its name."""
+    return _parse_shard(name) is not None
+
+
+def _stray_reason(name: str) -> str | None:
+    return next((reason for pattern, reason in _STRAYS if pattern.match(name.lower())), None)
+
+
+def _group(names: list[str]) -> list[str]:
+    """Return one name for each model among `names`."""
+    models = {
+        (match["stem"], match["count"]) if (match := _parse_shard(name)) else name: name for name in reversed(names)
+    }
+    return list(reversed(models.values()))
+
+
+def _parse_shard(name: str) -> re.Match[str] | None:
+    match = _SHARD.fullmatch(name)
+    return match if match and 1 <= int(match["number"]) <= int(match["count"]) > 1 else None
+
+
+def _complete_set(folder: Path, name: str) -> list[str]:
+    """Return the names of all shards of the set that a file belongs to."""
+    match = _parse_shard(name)
+    if match is None:
+        return [name]
+    names = [
+        f"{match['stem']}-{number:05}-of-{match['count']}{_SUFFIX}" for number in range(1, int(match["count"]) + 1)
+    ]
+    for number, wanted in enumerate(names, 1):
+        if not (folder / wanted).exists():
+            raise CheckpointError(folder / wanted, f"shard {number} of {len(names)}", "is missing")
+    return names
