@@ -55,6 +55,7 @@ BY_TORCH_NAME: dict[str, DType] = {dtype.torch_name: dtype for dtype in DTYPES.v
 _MAX_ELEMENTS = 1 << 63
 
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+INTEGER_DTYPES = frozenset({"I64", "I32", "I16", "I8"})
 FLOAT8_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
 
 

@@ -38,6 +38,15 @@ class TensorInfo:
     logical_shape: tuple[int, ...] | None = None
     xxh3_64: str | None = None
 
+    def is_alike(self, other: TensorInfo) -> bool:
+        """Tell whether equal bytes would mean equal tensors: types and shapes are the same, packed or not."""
+        mine = (self.dtype, self.shape, self.ggml_type, self.logical_shape)
+        return mine == (other.dtype, other.shape, other.ggml_type, other.logical_shape)
+
+    def describe(self) -> str:
+        """Return type and shape as messages show them, such as "BF16 [64, 8]" or "Q4_0 [64, 256]"."""
+        return f"{self.ggml_type or self.dtype} {list(self.logical_shape or self.shape)}"
+
 
 class Extent(NamedTuple):
     """A run of bytes of one file: `file` is an index into the reader's `files`; `offset` and `nbytes` are in bytes."""

@@ -38,7 +38,7 @@ def test_fact_is_read_under_each_of_its_names(field: str, keys: list[str]) -> No
 @pytest.mark.parametrize("value", ["7", 7.0, True, None, [7], {"a": 7}, -7, 0], ids=str)
 def test_fact_of_a_wrong_type_is_left_out(value: Any) -> None:
     config = parse(vocab_size=value, hidden_size=value, num_hidden_layers=value, num_experts=value, head_dim=value)
-    facts = (config.vocab_size, config.hidden_size, config.num_layers, config.num_experts, config.kv_elements_per_layer)
+    facts = (config.vocab_size, config.hidden_size, config.num_layers, config.num_experts, config.kv_elements_per_token)
     assert facts == (None,) * 5
 
 
@@ -117,8 +117,9 @@ def test_tie_flag_of_a_wrong_type_is_refused(flag: Any, nested: bool) -> None:
     ],
     ids="grouped head-from-width all-heads gpt2 t5 multi-query falcon-new mla text no-width no-heads empty".split(),
 )  # fmt: skip
-def test_kv_elements_of_a_layer(raw: dict[str, Any], expected: int | None) -> None:
-    assert parse(**raw).kv_elements_per_layer == expected
+def test_kv_elements_of_a_token(raw: dict[str, Any], expected: int | None) -> None:
+    found = parse(num_hidden_layers=3, **raw).kv_elements_per_token
+    assert found == (None if expected is None else 3 * expected)
 
 
 @pytest.mark.parametrize(
@@ -181,3 +182,34 @@ def test_link_to_nothing_is_not_an_absent_config(tmp_path: Path, target: str) ->
     (tmp_path / "config.json").symlink_to(target)
     with pytest.raises(ftw.CheckpointError, match="is missing"):
         read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "layers", "elements"),
+    [
+        ({"num_hidden_layers": 6, "hybrid_override_pattern": "M-M*M*"}, 2, 2 * 32),
+        ({"num_hidden_layers": 8, "attn_layer_period": 4, "attn_layer_offset": 2}, 2, 2 * 32),
+        ({"num_hidden_layers": 4, "attn_type_list": [0, 0, 1, 0]}, 1, 32),
+        ({"num_hidden_layers": 5, "block_types": ["recurrent", "recurrent", "attention"]}, 1, 32),
+        ({"num_hidden_layers": 6, "attn_layer_indices": [1, 4]}, 2, 2 * 32),
+        ({"num_hidden_layers": 4, "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3]}}, 1, 32),
+        ({"num_hidden_layers": 8, "full_attention_interval": 4}, 2, 2 * 32),
+        ({"num_hidden_layers": 4, "num_kv_shared_layers": 3}, 1, 32),
+        ({"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}, 1, 32),
+        ({"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+          "global_head_dim": 16, "num_global_key_value_heads": 1}, 3, 2 * 32 + 32),
+        ({"num_hidden_layers": 2, "layer_types": ["mamba", "mamba"]}, 0, None),
+        ({"num_hidden_layers": 1 << 40}, 1 << 40, None),
+    ],
+    ids="nemotron-h jamba minimax recurrent-gemma bamba kimi qwen3-next gemma3n types gemma4 mamba huge".split(),
+)  # fmt: skip
+def test_only_layers_that_keep_keys_and_values_count(raw: dict[str, Any], layers: int, elements: int | None) -> None:
+    config = parse(num_attention_heads=4, num_key_value_heads=2, head_dim=8, **raw)
+    assert (config.num_attention_layers, config.kv_elements_per_token) == (layers, elements)
+
+
+def test_kv_of_chatglm_counts_its_query_groups() -> None:
+    config = parse(
+        num_layers=2, num_attention_heads=32, kv_channels=128, multi_query_attention=True, multi_query_group_num=2
+    )
+    assert config.kv_elements_per_token == 2 * 2 * 2 * 128
