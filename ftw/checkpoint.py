@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ftw.config import ModelConfig, read_model_config
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
-from ftw.host_memory import HostMemory
+from ftw.gguf_config import parse_gguf_config
+from ftw.host_memory import HostMemory, align_up
+from ftw.hub import HubPath
 from ftw.readers import open_reader
-from ftw.source import resolve_source
+from ftw.readers.ftw import GGUF_METADATA_NAME
+from ftw.readers.gguf import read_gguf_metadata
+from ftw.source import locate_source, resolve_source
 
 if TYPE_CHECKING:
     import os
@@ -17,12 +21,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from ftw.readers.base import LeftOut, Reader
+    from ftw.readers.base import DerivedFile, LeftOut, Reader
     from ftw.tensors import Extent, TensorInfo
     from ftw.weight_file import WeightFile
 
 CHUNK_NBYTES = 16 << 20
 _FIRST_CHUNK_NBYTES = 64 << 10  # two tensors that differ mostly differ here
+_NUM_SAMPLES = 16  # of as many bytes, that are compared of tensors on the hub
 
 
 class Checkpoint:
@@ -30,26 +35,31 @@ class Checkpoint:
 
     Attributes:
         source: What was opened, as the caller named it.
-        path: Where that lies on this machine: a folder or a file.
-        config: What config.json says, all None where there is none.
+        path: Where that lies: a folder or a file on this machine, or a `HubPath`.
+        config: What config.json or a GGUF's metadata say, all None where there are none.
     """
 
     def __init__(self, reader: Reader, source: str, path: Path) -> None:
         self.source = source
         self.path = path
-        self.config: ModelConfig = read_model_config(reader.folder)
+        self.config = _read_config(reader)
         self._reader = reader
         self._closed = False
 
     @property
     def format(self) -> str:
-        """Name of the format: "ftw" or "safetensors"."""
+        """Name of the format: "ftw", "gguf" or "safetensors"."""
         return self._reader.format
 
     @property
     def folder(self) -> Path:
         """Folder that holds config.json and the other metadata files."""
         return self._reader.folder
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it lies on the hub, so that reading its tensors costs requests."""
+        return isinstance(self.path, HubPath)
 
     @property
     def files(self) -> tuple[WeightFile, ...]:
@@ -72,6 +82,11 @@ class Checkpoint:
         return self._reader.left_out
 
     @property
+    def derived_files(self) -> tuple[DerivedFile, ...]:
+        """Files that an FTW made from this checkpoint needs, of what the format keeps among its weights."""
+        return self._reader.derived_files()
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors, padding left out."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
@@ -92,7 +107,8 @@ class Checkpoint:
         """Fill a writable buffer with the bytes of a tensor, from its byte `offset` on.
 
         The buffer is the caller's: anything with the buffer protocol, as long as the bytes that are wanted. Bytes go
-        from the file straight into it, around the page cache where file and buffer are aligned to 4096.
+        from the file straight into it, around the page cache where file and buffer are aligned to 4096. Those of a
+        big-endian GGUF are rearranged on the way, to what a little-endian one would hold.
 
         Raises:
             UnknownTensorError: There is no such tensor.
@@ -107,14 +123,14 @@ class Checkpoint:
         if offset < 0 or offset + len(view) > tensor.nbytes:
             problem = f"bytes {offset} to {offset + len(view)} were asked for, it has {tensor.nbytes}"
             raise CheckpointError(self.source, name, problem)
-        start = 0
-        for extent in self.extents(name):
-            end = start + extent.nbytes
-            low, high = max(start, offset), min(end, offset + len(view))
-            if low < high:
-                file = self._reader.files[extent.file]
-                file.read_into(extent.offset + low - start, view[low - offset : high - offset])
-            start = end
+        order = self._reader.block_order(tensor)
+        if order is None:
+            self._read_stored(tensor, view, offset)
+            return
+        start = offset // len(order) * len(order)
+        blocks = bytearray(align_up(offset + len(view), len(order)) - start)
+        self._read_stored(tensor, memoryview(blocks), start)
+        view[:] = _rearranged(blocks, order)[offset - start : offset - start + len(view)]
 
     def extents(self, name: str) -> tuple[Extent, ...]:
         """Return where the bytes of a tensor lie: runs of `files`, in order."""
@@ -129,6 +145,17 @@ class Checkpoint:
             self.read_into(name, view, offset=offset)
             yield view
 
+    def _read_stored(self, tensor: TensorInfo, view: memoryview, offset: int) -> None:
+        """Fill a view with the bytes of a tensor as they are stored, from its byte `offset` on."""
+        start = 0
+        for extent in self._reader.extents(tensor):
+            end = start + extent.nbytes
+            low, high = max(start, offset), min(end, offset + len(view))
+            if low < high:
+                file = self._reader.files[extent.file]
+                file.read_into(extent.offset + low - start, view[low - offset : high - offset])
+            start = end
+
     def _tensor(self, name: str) -> TensorInfo:
         try:
             return self._reader.tensors[name]
@@ -137,23 +164,51 @@ class Checkpoint:
             raise UnknownTensorError(f"{printable(self.source)}: tensors: {problem}") from None
 
 
-def open_checkpoint(source: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint: a folder, a weight file, an index file, or a hub id.
+def _read_config(reader: Reader) -> ModelConfig:
+    """Read a GGUF's own metadata, those that an FTW made from one holds a copy of, or config.json."""
+    if reader.format == "gguf":
+        return parse_gguf_config(reader.metadata, reader.files[0].path)
+    copy = reader.folder / GGUF_METADATA_NAME
+    if reader.format == "ftw" and (copy.exists() or copy.is_symlink()):
+        return parse_gguf_config(read_gguf_metadata(copy), copy)
+    return read_model_config(reader.folder)
+
+
+def _rearranged(blocks: bytearray, order: tuple[int, ...]) -> memoryview:
+    """Return the bytes of whole blocks in another order."""
+    result = bytearray(len(blocks))
+    for to, source in enumerate(order):
+        result[to :: len(order)] = blocks[source :: len(order)]
+    return memoryview(result)
+
+
+def open_checkpoint(source: str | os.PathLike[str], *, headers_only: bool = False) -> Checkpoint:
+    """Open a checkpoint: a folder, a weight file, an index file, or a hub id, as "org/name@revision/folder/file".
 
     Reads headers alone. Use it as a context manager.
+
+    Args:
+        source: What to open.
+        headers_only: Fetch nothing of a hub id: its headers are read where they lie, and so is every tensor that is
+            asked for. Otherwise all that a conversion needs is fetched into huggingface_hub's cache.
 
     Raises:
         SourceNotFoundError: There is nothing of that name, or nothing that ftw reads in it.
         CheckpointError: A header, an index or config.json is broken.
+        ConnectionError: The hub stopped answering.
     """
-    path = resolve_source(source)
+    path = locate_source(source) if headers_only else resolve_source(source)
     return Checkpoint(open_reader(path), str(source), path)
 
 
 def equal_tensors(checkpoint: Checkpoint, name: str, other: Checkpoint, other_name: str) -> bool:
-    """Tell whether two tensors have the same dtype, shape and bytes; reads both up to the first chunk that differs."""
+    """Tell whether two tensors have the same type, shape and bytes; reads both up to the first chunk that differs.
+
+    Of large tensors on the hub, only the first 64 KiB and 16 samples of as much are compared: two weights of a model
+    that are not copies differ there.
+    """
     left, right = checkpoint.tensors[name], other.tensors[other_name]
-    if (left.dtype, left.shape) != (right.dtype, right.shape):
+    if not left.is_alike(right):
         return False
     if left.xxh3_64 and right.xxh3_64 and left.xxh3_64 != right.xxh3_64:
         return False
@@ -163,5 +218,23 @@ def equal_tensors(checkpoint: Checkpoint, name: str, other: Checkpoint, other_na
     other.read_into(other_name, heads[1])
     if heads[0] != heads[1]:
         return False
+    if (checkpoint.is_remote or other.is_remote) and left.nbytes > (_NUM_SAMPLES + 1) * _FIRST_CHUNK_NBYTES:
+        return _equal_samples(checkpoint, name, other, other_name)
     pairs = zip(checkpoint.iter_chunks(name), other.iter_chunks(other_name), strict=True)
     return all(bytes(mine) == bytes(theirs) for mine, theirs in pairs)
+
+
+def _equal_samples(checkpoint: Checkpoint, name: str, other: Checkpoint, other_name: str) -> bool:
+    """Compare samples that are spread evenly, the last of them at the end."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    last = checkpoint.tensors[name].nbytes - _FIRST_CHUNK_NBYTES
+
+    def is_equal_at(offset: int) -> bool:
+        samples = [bytearray(_FIRST_CHUNK_NBYTES), bytearray(_FIRST_CHUNK_NBYTES)]
+        checkpoint.read_into(name, samples[0], offset=offset)
+        other.read_into(other_name, samples[1], offset=offset)
+        return samples[0] == samples[1]
+
+    with ThreadPoolExecutor(_NUM_SAMPLES) as pool:
+        return all(pool.map(is_equal_at, [last * number // _NUM_SAMPLES for number in range(1, _NUM_SAMPLES + 1)]))

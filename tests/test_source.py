@@ -10,7 +10,7 @@ from builders import llama_config, llama_tensors, write_checkpoint
 
 import ftw
 from ftw.errors import SourceNotFoundError
-from ftw.source import resolve_source
+from ftw.source import locate_source, resolve_source
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -42,6 +42,27 @@ def test_source_finds_a_hub_id_in_the_cache(hub_cache):
     assert (report.source, report.num_tensors) == ("org/name", 4)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["org/name@main", f"org/name@{REVISION}", "org/name/model.safetensors", "org/name@main/model.safetensors"],
+    ids=["branch", "commit", "file", "file_of_branch"],
+)
+def test_source_finds_a_revision_or_a_file_of_a_hub_id_in_the_cache(hub_cache, name):
+    inside = "model.safetensors" if name.endswith("model.safetensors") else ""
+    snapshot = hub_cache / "models--org--name" / "snapshots" / REVISION
+    assert resolve_source(name) == locate_source(name) == snapshot / inside
+    report = ftw.inspect(name)
+    assert (report.source, report.num_tensors) == (name, 4)
+
+
+@pytest.mark.parametrize("name", ["org/name@v2", "org/name/absent.gguf"], ids=["revision", "file"])
+def test_source_says_what_the_cache_does_not_hold(hub_cache, name):
+    with pytest.raises(SourceNotFoundError, match=r"(not|nor) in the local hub cache") as caught:
+        resolve_source(name)
+    assert str(caught.value).startswith(f"{name}: ")
+    assert str(caught.value).endswith("the hub cannot be reached: HF_HUB_OFFLINE is set")
+
+
 def test_source_converts_a_hub_id(hub_cache, tmp_path):
     result = ftw.convert("org/name", tmp_path / "out", embed="host")
     assert [path.name for path in result.plan.metadata_files] == ["config.json"]
@@ -61,7 +82,7 @@ def test_source_prefers_a_path_to_a_hub_id(hub_cache, tmp_path):
 def test_source_says_that_a_hub_id_is_not_there(hub_cache, name):
     with pytest.raises(SourceNotFoundError) as caught:
         ftw.inspect(name)
-    problem = "is neither a path nor in the local hub cache, and the hub cannot be reached"
+    problem = "is neither a path nor in the local hub cache, and the hub cannot be reached: HF_HUB_OFFLINE is set"
     assert str(caught.value) == f"{name}: hub id: {problem}"
 
 

@@ -1,0 +1,230 @@
+"""A hub on this machine: repositories served over HTTP as huggingface.co does, with a count of every byte.
+
+/api/models/ORG/NAME[/revision/REV]     what a repository is, its commit and its files, with sizes
+/api/models/ORG/NAME/tree/REV           its files again
+/ORG/NAME/resolve/REV/PATH              a small file, or, of a large one (LFS), a redirect to the CDN
+CDN/SHA256                              a large file, whole or a range of it; another origin than the hub's
+"""
+
+import hashlib
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+LARGE = (".safetensors", ".gguf", ".ftw")
+TOKEN = "hf_rightToken"
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    headers: dict[str, str]
+    is_cdn: bool
+
+
+@dataclass
+class Repository:
+    """All states of a repository; `access` is "public", "gated" (listed, but not read) or "private"."""
+
+    access: str = "public"
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+
+
+class HubServer:
+    """The hub and its CDN.
+
+    Attributes:
+        repositories: By id.
+        served: Bytes sent of each file, by its path in the repository.
+        requests: All that came, in order.
+        answer_range: What the CDN makes of a range: `(content, first, last)` to status, headers and body.
+        gate: Called in every request to the CDN.
+    """
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.served: Counter[str] = Counter()
+        self.requests: list[Request] = []
+        self.answer_range: Callable[[bytes, int, int], tuple[int, dict[str, str], bytes]] = answer_range
+        self.gate: Callable[[], None] = lambda: None
+        self.lock = threading.Lock()
+        self._blobs: dict[str, tuple[str, bytes]] = {}
+        self._servers = [self._start(is_cdn) for is_cdn in (False, True)]
+        self.url, self.cdn_url = (f"http://127.0.0.1:{server.server_address[1]}" for server in self._servers)
+
+    def _start(self, is_cdn: bool) -> ThreadingHTTPServer:
+        handler = type("Handler", (_Handler,), {"hub": self, "is_cdn": is_cdn})
+        server = _Server(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+    def add(self, repo_id: str, folder: Path, *, ref: str = "main", access: str = "public") -> str:
+        """Make a commit of what lies in a folder, and return its id."""
+        files = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        listing = [(name, hashlib.sha1(content).hexdigest()) for name, content in files.items()]
+        commit = hashlib.sha1(repr(listing).encode()).hexdigest()
+        repository = self.repositories.setdefault(repo_id, Repository(access))
+        repository.commits[commit] = files
+        repository.refs[ref] = commit
+        self._blobs.update({sha256(content): (name, content) for name, content in files.items()})
+        return commit
+
+    def blob(self, digest: str) -> tuple[str, bytes]:
+        return self._blobs[digest]
+
+    def reads(self) -> list[Request]:
+        """Return the requests for the bytes of files, but for redirects."""
+        return [request for request in self.requests if request.is_cdn or is_small(request.path)]
+
+
+def is_small(path: str) -> bool:
+    return "/resolve/" in path and not path.endswith(LARGE)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def answer_range(content: bytes, first: int, last: int) -> tuple[int, dict[str, str], bytes]:
+    body = content[first : last + 1]
+    return 206, {"Content-Range": f"bytes {first}-{first + len(body) - 1}/{len(content)}"}, body
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of clients that close a connection."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: HubServer
+    is_cdn: bool
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class has it so
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        with self.hub.lock:
+            self.hub.requests.append(Request(self.command, path, headers, self.is_cdn))
+        if self.is_cdn:
+            self.hub.gate()
+            self._send_content(*self.hub.blob(path[1:]))
+            return
+        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+|refs/\w+/\w+))?", path)
+        if match:
+            self._send_listing(*match.groups())
+            return
+        match = re.fullmatch(r"/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)", path)
+        if match:
+            self._send_file(*match.groups())
+            return
+        self._send(404, {}, b"")
+
+    def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        body = json.dumps({"error": message}).encode()
+        headers = {"X-Error-Code": code, "X-Error-Message": message.splitlines()[0], "Content-Type": "application/json"}
+        self._send(status, headers, body)
+
+    def _find(self, repo_id: str, kind: str | None, revision: str | None) -> tuple[str, dict[str, bytes]] | None:
+        """Return the commit and the files that are asked for; None where they were refused."""
+        repository = self.hub.repositories.get(repo_id)
+        authorization = self.headers.get("Authorization")
+        if authorization not in (None, f"Bearer {TOKEN}"):
+            self._send(401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b"")
+        elif repository is None or (repository.access == "private" and not authorization):
+            self._refuse(401 if authorization is None else 404, "RepoNotFound", "Repository not found")
+        elif repository.access == "gated" and kind == "resolve" and not authorization:
+            self._refuse(401, "GatedRepo", f"Access to model {repo_id} is restricted.\nYou must log in.")
+        else:
+            commit = repository.refs.get(revision or "main", revision)
+            if commit in repository.commits:
+                return commit, repository.commits[commit]
+            self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return None
+
+    def _send_listing(self, repo_id: str, kind: str | None, revision: str | None) -> None:
+        found = self._find(repo_id, kind, revision)
+        if found is None:
+            return
+        commit, files = found
+        answer: object
+        if kind == "tree":
+            answer = [
+                {"type": "file", "path": name, "size": len(content), "oid": sha256(content)[:40], **_lfs(name, content)}
+                for name, content in files.items()
+            ]
+        else:
+            siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+            answer = {"id": repo_id, "modelId": repo_id, "sha": commit, "private": False, "siblings": siblings}
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+
+    def _send_file(self, repo_id: str, kind: str, revision: str, name: str) -> None:
+        found = self._find(repo_id, kind, revision)
+        if found is None:
+            return
+        commit, files = found
+        if name not in files:
+            self._refuse(404, "EntryNotFound", "Entry not found")
+            return
+        content = files[name]
+        digest = sha256(content)
+        if not name.endswith(LARGE):
+            self._send_content(name, content, {"ETag": f'"{digest[:40]}"', "X-Repo-Commit": commit})
+            return
+        headers = {
+            "Location": f"{self.hub.cdn_url}/{digest}?signature=x",
+            "X-Repo-Commit": commit,
+            "X-Linked-ETag": f'"{digest}"',
+            "X-Linked-Size": str(len(content)),
+        }
+        self._send(302, headers, b"")
+
+    def _send_content(self, name: str, content: bytes, headers: dict[str, str] | None = None) -> None:
+        status, more, body = 200, {}, content
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if match:
+            status, more, body = self.hub.answer_range(content, int(match[1]), int(match[2] or len(content) - 1))
+        if self.command != "HEAD":
+            with self.hub.lock:
+                self.hub.served[name] += len(body)
+        self._send(status, {"Accept-Ranges": "bytes", **(headers or {}), **more}, body)
+        if len(body) < int(more.get("Content-Length", 0)):
+            self.close_connection = True
+
+
+def _lfs(name: str, content: bytes) -> dict[str, object]:
+    if not name.endswith(LARGE):
+        return {}
+    return {"lfs": {"oid": sha256(content), "size": len(content), "pointerSize": 134}}
