@@ -74,7 +74,7 @@ WITHOUT_FLAG = frozenset(
     layoutxlm lilt markuplm metaclip_2 metaclip_2_text_model mllama muse_glimmer muse_spark musicflamingo
     nemo_speechlm nemotron3_5_asr nemotron3_5_transcribe_word_timestamp nemotron_asr_streaming nemotron_h_omni
     omdet-turbo omniasr omniasr_ctc ovis2_vision owlv2 owlv2_text_model owlvit owlvit_text_model parakeet_ctc
-    parakeet_rnnt parakeet_tdt pe_audio pe_video perceiver pocket_tts pp_formulanet qwen2_5_omni qwen2_5_vl_text
+    parakeet_rnnt parakeet_tdt pe_audio pe_video perceiver pi0 pocket_tts pp_formulanet qwen2_5_omni qwen2_5_vl_text
     qwen2_audio qwen2_vl_text qwen3_omni_moe qwen3_omni_moe_text qwen3_vl_text rag sam3 sam3_lite_text
     sam3_lite_text_text_model sew sew-d siglip siglip2 siglip2_text_model siglip_text_model
     speech-encoder-decoder splinter step3p7 tipsv2 tipsv2_text_model tvp unispeech unispeech-sat vibevoice_asr
@@ -99,13 +99,30 @@ FLAG_FORCED = frozenset(["longt5", "mt5", "t5", "udop", "umt5", "vilt"])
 FLAG_WITHOUT_EFFECT = frozenset(
     """
     audioflamingo3 bailing_hybrid cpmant glm_image inkling2 inkling2_loop inkling_mm_model kimi_linear luke
-    mllama molmo2 moshi nemotron_h qwen2_audio reformer rembert t5gemma voxtral xlstm
+    mllama mllama_text_model molmo2 moshi nemotron_h qwen2_audio reformer rembert t5gemma voxtral xlstm
+    """.split()
+)
+
+# Those of them that transformers 4 never ties either.
+NEVER_TIED = frozenset(["rembert"])
+# Encoder-decoders whose LM head shares the decoder's table at most: one that the encoder has for itself is free.
+ENCODER_TABLE_FREE = frozenset(["encoder-decoder", "fsmt", "t5gemma"])
+# Models that compute with the whole of their decoder's table: DiffusionGemma's self-conditioning multiplies by it.
+DECODER_TABLE_READ_WHOLE = frozenset(["diffusion_gemma"])
+
+# GGUF architectures whose models have no LM head (llama.cpp's encoders, 2026-11).
+GGUF_WITHOUT_HEAD = frozenset(
+    """
+    bert clip eurobert gemma-embedding jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe
+    t5encoder wavtokenizer-dec
     """.split()
 )
 
 _HEADLESS = re.compile(
     r".+(For\w*Classification|ForQuestionAnswering|ForMultipleChoice|ForNextSentencePrediction|EncoderModel"
     r"|ForRewardModel|TextModelWithProjection|ForTextEncoding)|(Electra|Funnel|Splinter)ForPreTraining"
+    r"|BertGenerationEncoder|DPR(ContextEncoder|QuestionEncoder|Reader)"
+    r"|(HiggsAudioV2|Musicgen|MusicgenMelody|PI0|PocketTTS)ForConditionalGeneration"
 )
 _BASE_MODEL = re.compile(r".+Model")
 # Classes that hold a whole language model, whatever the rest of their name says.

@@ -1,4 +1,4 @@
-"""Names of tensors: which module of a checkpoint is a token embedding, and which is an LM head.
+"""Names of tensors: which module of a checkpoint is a token embedding or another lookup table, which is an LM head.
 
 A module is found by the last part of its path where that is telling (`embed_tokens`), by its whole path where it is not
 (`embeddings`), never by its shape: position tables, vision towers and codebooks can have any shape.
@@ -23,8 +23,9 @@ _EMBEDDING_PATHS = frozenset(
     """
     embed model.embed model.llm.embed language_model.embed embeddings backbone.embeddings rwkv.embeddings
     model.embeddings transformer.embeddings language_model.embeddings model.language_model.embeddings
+    language_model.backbone.embeddings
     transformer.w w cpmant.input_embedding input_embedding model.embedding backbone.embedding embed_text_tokens
-    embedding.word_embeddings
+    embedding.word_embeddings token_embd
     """.split()
 )
 _HEAD_LEAVES = """
@@ -33,16 +34,28 @@ _HEAD_LEAVES = """
 _HEAD_PATHS = frozenset(
     """
     cls cls.predictions.decoder predictions.decoder mlm_score.decoder lm_head.decoder head.decoder decoder head
+    decoder.cls.predictions.decoder decoder.lm_head.decoder
     proj_out output_projection output output_layer pred_layer.proj lm_head.out_proj lm_head.linear
     log_softmax.mlp.layer0 lm_loss transformer.output_layer model.transformer.ff_out transformer.lm_head
     """.split()
 )
+# Tables beside the token embedding, by role: what ends the path of their module.
+_OTHER_TABLES = {
+    "per_layer_embedding": r"(?:.+\.)?embed_tokens_per_layer|per_layer_token_embd",
+    "ngram_embedding": r"(?:.+\.)?(?:ngram_embedding|engram\.embed)|(?:blk\.\d+\.)?ple_ngram_embd",
+    "position_embedding": r"(?:.+\.)?(?:position_embeddings?|embed_positions|wpe|positions_embed|position_embeds_layer)"
+    r"|position_embd",
+    "token_type_embedding": r"(?:.+\.)?token_type_embeddings(?:_\d+)?|token_types",
+}
+# These two occur in towers of other senses too: they count where they lie beside a token embedding.
+_BESIDE_TOKENS = frozenset({"position_embedding", "token_type_embedding"})
+_SHARD = re.compile(r"(?:shard_)?\d+\.weight")  # one part of an n-gram table, cut along its rows
 # Parts of a model that look up other things than its text: their tables are not the token embedding.
 _FOREIGN = frozenset(
     """
-    audio_model audio_tower code2wav code_predictor conditioning_encoder depth_decoder dit entity_embeddings
-    gemma_expert image_encoder layers mtp patcher protein_encoder qformer speech_decoder_model speech_encoder_model
-    t2u_model talker token2wav vision_encoder vision_model vision_tower visual vq_model vqmodel
+    audio_model audio_tower blk code2wav code_predictor conditioning_encoder depth_decoder dit entity_embeddings
+    gemma_expert image_encoder layers mtp nextn patcher protein_encoder qformer speech_decoder_model
+    speech_encoder_model t2u_model talker token2wav vision_encoder vision_model vision_tower visual vq_model vqmodel
     """.split()
 )
 # The two sides of an encoder-decoder, beside the table that both share.
@@ -52,6 +65,11 @@ _PACKED = re.compile(
     r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax"
     r"|quant_map|quant_state\..+|packed|shape|W_q|q?data|qweight|luts|encoded_exponent|sign_mantissa"
     r"|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks|g_idx)"
+)
+# Those of them that lie beside a weight and never in place of one.
+_SCALES = re.compile(
+    r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax|shape"
+    r"|g_idx)"
 )
 # No module's name is longer; matching a hostile one of megabytes would take hours.
 _MAX_NAME = 512
@@ -65,6 +83,12 @@ _EMBEDDING = _leaf_pattern(_EMBEDDING_LEAVES)
 _HEAD = _leaf_pattern(_HEAD_LEAVES)
 
 
+_OTHER_TABLE = re.compile(
+    rf"(?:{'|'.join(f'(?P<{role}>{paths})' for role, paths in _OTHER_TABLES.items())})"
+    rf"\.(?:weight|{_SHARD.pattern}|{_PACKED.pattern})"
+)
+
+
 class StoredModule(NamedTuple):
     """A module of a checkpoint: its path as stored, and the names of its tensors by what follows the path."""
 
@@ -74,7 +98,14 @@ class StoredModule(NamedTuple):
     @property
     def packed(self) -> dict[str, str]:
         """Those of its tensors that only a packed or scaled module has."""
-        return {suffix: name for suffix, name in self.tensors.items() if suffix != "weight"}
+        plain = ("weight", *self.shards)
+        return {suffix: name for suffix, name in self.tensors.items() if suffix not in plain}
+
+    @property
+    def shards(self) -> list[str]:
+        """What follows its path in the names of its parts, in the order of its rows."""
+        shards = [suffix for suffix in self.tensors if _SHARD.fullmatch(suffix)]
+        return sorted(shards, key=lambda suffix: int(re.sub(r"\D", "", suffix)))
 
 
 def find_token_embeddings(names: Iterable[str]) -> list[StoredModule]:
@@ -84,9 +115,31 @@ def find_token_embeddings(names: Iterable[str]) -> list[StoredModule]:
     return sorted(modules, key=lambda module: (_rank(module.path, paths), module.path))
 
 
+def find_other_tables(names: Iterable[str], embeddings: list[StoredModule]) -> list[tuple[str, StoredModule]]:
+    """Find the further lookup tables, each with its role; `embeddings` are the token embeddings.
+
+    An n-gram table may be cut into shards; `tensors` then has all of them.
+    """
+    parents = {module.path.rpartition(".")[0] for module in embeddings}
+    beside = parents | {f"{parent}.{side}".lstrip(".") for parent in parents for side in _SIDES}
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for name in names:
+        if len(name) > _MAX_NAME:
+            continue
+        match = _OTHER_TABLE.fullmatch(name)
+        role = match and match.lastgroup
+        if not match or not role:
+            continue
+        module, suffix = match[role], name[len(match[role]) + 1 :]
+        if role not in _BESIDE_TOKENS or module.rpartition(".")[0] in beside:
+            found.setdefault((role, module), {})[suffix] = name
+    return [(role, StoredModule(module, tensors)) for (role, module), tensors in found.items()]
+
+
 def find_heads(names: Iterable[str]) -> list[StoredModule]:
-    """Find the modules that map hidden states to tokens. A bias alone is no head."""
-    return _find(names, _HEAD, _HEAD_PATHS)
+    """Find the modules that map hidden states to tokens. A bias or a scale alone is no head."""
+    heads = _find(names, _HEAD, _HEAD_PATHS)
+    return [head for head in heads if not all(_SCALES.fullmatch(suffix) for suffix in head.tensors)]
 
 
 def _find(names: Iterable[str], leaves: re.Pattern[str], paths: frozenset[str]) -> list[StoredModule]:

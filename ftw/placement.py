@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 Embed = Literal["host", "gpu", "auto"]
 EMBED_CHOICES: tuple[str, ...] = get_args(Embed)
+# Position and token-type tables stay: a few MiB at most, and read at every step.
+_MOVED_ROLES = frozenset({"token_embedding", "per_layer_embedding", "ngram_embedding"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,8 @@ class Placement:
 
     Attributes:
         placement: "host" or "gpu", of the token embedding.
-        host_tables: Those that go to host memory, empty for "gpu".
-        reason: Why, for people.
+        host_tables: Those that go to host memory; with "auto" others than the token embedding may, where that may not.
+        reason: Why the token embedding is where it is, for people.
     """
 
     placement: str
@@ -46,10 +48,11 @@ def plan_placement(verdict: Verdict, embed: str, source: str) -> Placement:
     if embed == "gpu":
         return Placement("gpu", (), "embed='gpu' leaves every table on the GPU")
     table = verdict.token_embedding
+    moved = tuple(table for table in verdict.eligible_tables if table.role in _MOVED_ROLES)
     if table.eligible:
-        return Placement("host", verdict.eligible_tables, table.detail)
+        return Placement("host", moved, table.detail)
     if embed == "auto":
-        return Placement("gpu", (), table.detail)
+        return Placement("gpu", moved, table.detail)
     raise NotEligibleError(f"{refusal(table, source, table.detail)}; embed 'gpu' or 'auto' leaves it on the GPU")
 
 

@@ -7,6 +7,9 @@
     yes           differ    tied             conflict: transformers 4 shares the weights, transformers 5 does not
     yes           differ    untied           untied
 
+A GGUF has no flag, and its readers take the LM head from `output.weight` where that is stored: then it is untied, with
+equal bytes too.
+
 Of several stored heads a copy of the table counts, else the first. Where a tie is claimed, one with fewer than half as
 many rows as the table is a classifier's, and no LM head. Without a config.json the tensors alone are evidence, and
 nothing is called untied.
@@ -19,11 +22,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftw import families
 from ftw.checkpoint import equal_tensors
 from ftw.config import TIE_KEY
+from ftw.names import find_token_embeddings
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
     from ftw.config import ModelConfig
     from ftw.names import StoredModule
+
+
+_GGUF_TABLE, _GGUF_HEAD = "token_embd", "output"
 
 
 class Claim(NamedTuple):
@@ -47,6 +54,11 @@ class Tie(NamedTuple):
     detail: str
 
 
+# Tables that no LM head shares: one whose rows are looked up, and one that the model reads as a head would.
+NOT_SHARED = Tie(False, "ok", (), "read row by row, and no LM head shares it")
+READ_WHOLE = Tie(False, "tied", (), "read whole, as an LM head would: the model computes with all of it")
+
+
 def read_claim(config: ModelConfig) -> Claim:
     """Read what a configuration claims about the tie, an absent flag by its family's default."""
     model_type, text_type = config.model_type, config.text_model_type
@@ -65,6 +77,8 @@ def read_claim(config: ModelConfig) -> Claim:
         v5 = top_or_default
     inner, inner_type = (text, text_type) if config.has_text_part else (top, model_type)
     v4 = _default(inner_type, unknown=True) if inner is None else inner
+    if model_type in families.NEVER_TIED:
+        v4 = False
     if top is None:
         contradicts = v4 and (v5 or text is not None)
     elif model_type in families.FLAG_FORCED:  # there, false says that head and table are two weights
@@ -76,9 +90,28 @@ def read_claim(config: ModelConfig) -> Claim:
 
 def judge_tie(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredModule]) -> Tie:
     """Decide whether `table` and the LM head are one weight, from the flag, the names and, where needed, the bytes."""
+    tie = _judge_shared(checkpoint, table, heads)
+    if tie.reason == "ok" and is_read_whole(checkpoint.config, table):
+        return READ_WHOLE._replace(value=tie.value, evidence=tie.evidence)
+    return tie
+
+
+def is_read_whole(config: ModelConfig, table: StoredModule) -> bool:
+    """Tell whether a model computes with a whole table besides looking rows up in it."""
+    if config.model_type == "ibert":  # quantised, it takes the least and the greatest of all elements first
+        return config.raw.get("quant_mode") is True
+    return config.model_type in families.DECODER_TABLE_READ_WHOLE and "decoder" in table.path.split(".")
+
+
+def _judge_shared(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredModule]) -> Tie:
     config = checkpoint.config
-    claim = read_claim(config)
     heads = [head for head in heads if head.path != table.path]
+    if config.is_gguf:
+        return _judge_gguf(checkpoint, table, heads)
+    claim = read_claim(config)
+    if _is_encoders_alone(checkpoint, table, claim):
+        beside = (*claim.evidence, "the decoder's table has other bytes")
+        return Tie(False, "ok", beside, "untied: the LM head can share the decoder's table, and this is the encoder's")
     if claim.v5 or claim.v4:  # a classifier's or a pooler's `head` must not pass for the one that shares the table
         heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head)]
     if not heads:
@@ -94,7 +127,7 @@ def judge_tie(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredMod
         return Tie(True, "tied", evidence, f"tied to the LM head; {name} is an identical copy of {nbytes} bytes")
     if equal:
         return Tie(False, "ok", evidence, f"untied: config says {TIE_KEY}=false, though {name} holds the same bytes")
-    if claim.contradicts_two_weights and config.is_present:
+    if claim.contradicts_two_weights and config.is_present and _could_be_shared(checkpoint, table, head):
         detail = f"a tie is claimed by {', '.join(claim.evidence)}, but {name} is stored with other bytes"
         return Tie(None, "tie_conflict", evidence, detail)
     if not config.is_present:
@@ -117,6 +150,50 @@ def _judge_without_head(config: ModelConfig, claim: Claim) -> Tie:
     if not (claim.v5 or claim.v4):
         words += f", although config says {TIE_KEY}=false"
     return Tie(True, "tied", evidence, words)
+
+
+def _is_encoders_alone(checkpoint: Checkpoint, table: StoredModule, claim: Claim) -> bool:
+    """Tell whether a table is the encoder's alone, in a family whose LM head shares the decoder's at most."""
+    config = checkpoint.config
+    if config.model_type not in families.ENCODER_TABLE_FREE or "encoder" not in table.path.split("."):
+        return False
+    if config.raw.get("tie_encoder_decoder") or (config.model_type == "fsmt" and (claim.v5 or claim.v4)):
+        return False
+    others = (other for other in find_token_embeddings(checkpoint.tensors) if "decoder" in other.path.split("."))
+    return any(not _equal_modules(checkpoint, table, other) for other in others)
+
+
+def _could_be_shared(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:
+    """Tell whether a release shares two stored weights; where 5 never ties, another shape makes 4 refuse the file."""
+    if checkpoint.config.model_type not in families.FLAG_WITHOUT_EFFECT:
+        return True
+    rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
+    return rows is None or outputs is None or rows.shape == outputs.shape
+
+
+def _judge_gguf(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredModule]) -> Tie:
+    """Decide by whether an LM head is stored; an FTW's copy of the metadata tells besides if its source had one."""
+    config = checkpoint.config
+    recorded = config.has_output_weight
+    if table.path == _GGUF_TABLE:  # under GGUF's own names; FreeToken's FTWs have others
+        heads = [head for head in heads if head.path == _GGUF_HEAD and "weight" in head.tensors]
+    evidence: tuple[str, ...] = () if recorded is None else (f"gguf:output_weight_present={str(recorded).lower()}",)
+    if config.architecture in families.GGUF_WITHOUT_HEAD:
+        headless = (f"architecture:{config.architecture}", "no LM head")
+        return Tie(False, "ok", headless, f"untied: {config.architecture} has no LM head")
+    if heads:
+        name = heads[0].tensors.get("weight") or next(iter(heads[0].tensors.values()))
+        evidence = (*evidence, f"tensor:{name}")
+        if recorded is False:
+            return Tie(None, "tie_conflict", evidence, f"{name} is stored, but the metadata say that there was no head")
+        if _equal_modules(checkpoint, table, heads[0]):
+            evidence = (*evidence, "bytes:equal")
+            return Tie(False, "ok", evidence, f"untied: {name} is stored, though with the same bytes")
+        return Tie(False, "ok", evidence, f"untied: {name} is stored")
+    evidence = (*evidence, "no LM head stored")
+    if recorded:
+        return Tie(None, "tie_conflict", evidence, "no LM head is stored, but the metadata say that there was one")
+    return Tie(True, "tied", evidence, f"tied to the LM head: {config.architecture} has one, and none is stored")
 
 
 def _maps_to_tokens(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:

@@ -6,7 +6,7 @@ each verdict carries the evidence that it rests on.
 
     reason                may leave   meaning
     ok                    yes
-    tied                  no          the LM head reads the whole table at every step
+    tied                  no          the LM head, or the model itself, reads the whole table at every step
     tie_conflict          no          config.json claims a tie, two different weights are stored
     df11                  no          Huffman-coded exponents: a row cannot be found without decoding
     unsupported_encoding  no          packed or scaled in a way that no lookup reads
@@ -16,19 +16,19 @@ each verdict carries the evidence that it rests on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES
-from ftw.names import find_heads, find_token_embeddings
-from ftw.tie import Tie, judge_tie, read_claim
+from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES
+from ftw.encodings import name_scheme
+from ftw.names import StoredModule, find_heads, find_other_tables, find_token_embeddings
+from ftw.packing import Packing, UnknownPackingError, find_packing
+from ftw.tie import NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie, read_claim
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
-    from ftw.names import StoredModule
+    from ftw.tensors import TensorInfo
 
 TOKEN_EMBEDDING = "token_embedding"  # noqa: S105 - a role, not a secret
-
-_DF11_SUFFIXES = frozenset({"encoded_exponent", "sign_mantissa", "luts"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,11 @@ class TableVerdict:
 
     Attributes:
         name: Its tensor, or the path of its module where no single tensor holds it; empty for "no_table".
-        role: "token_embedding".
-        rows: Rows of the stored table, None where the encoding hides them.
+        tensors: Names of the tensors that hold its rows, in the order of the rows: several where it is cut into shards.
+        role: "token_embedding", "per_layer_embedding", "position_embedding", "token_type_embedding" and so on.
+        rows: Rows of the table without padding, None where the encoding hides them.
         columns: Elements of one row.
-        dtype: Element type as stored.
+        dtype: Element type as stored, of a packed table the GGUF type.
         row_bytes: Bytes of one row.
         nbytes: Bytes of the table, of all tensors of a packed one.
         eligible: Whether it may leave the GPU.
@@ -50,6 +51,7 @@ class TableVerdict:
     """
 
     name: str
+    tensors: tuple[str, ...]
     role: str
     rows: int | None
     columns: int | None
@@ -91,6 +93,7 @@ class Verdict:
 
 _NO_TABLE = TableVerdict(
     name="",
+    tensors=(),
     role=TOKEN_EMBEDDING,
     rows=None,
     columns=None,
@@ -108,61 +111,110 @@ def judge(checkpoint: Checkpoint) -> Verdict:
     """Judge the lookup tables of a checkpoint; reads bytes only where a stored LM head may be a copy of the table."""
     modules = find_token_embeddings(checkpoint.tensors)
     heads = find_heads(checkpoint.tensors)
-    if not modules and heads and read_claim(checkpoint.config).v5:  # a tied pair, stored under the head's name
+    config = checkpoint.config
+    if (
+        not modules and heads and not config.is_gguf and read_claim(config).v5
+    ):  # a tied pair, stored under the head's name
         modules = heads[:1]
     ties = [judge_tie(checkpoint, module, heads) for module in modules]
-    tables = tuple(_judge_table(checkpoint, module, tie) for module, tie in zip(modules, ties, strict=True))
+    tables = [_judge_table(checkpoint, module, tie) for module, tie in zip(modules, ties, strict=True)]
+    for role, module in find_other_tables(checkpoint.tensors, modules):
+        tie = READ_WHOLE if is_read_whole(config, module) else NOT_SHARED
+        tables.append(_judge_table(checkpoint, module, tie, role))
     warnings = _warnings(checkpoint, tables)
     if not ties:
-        return Verdict((_NO_TABLE,), None, (), warnings)
-    return Verdict(tables, ties[0].value, ties[0].evidence, warnings)
+        return Verdict((_NO_TABLE, *tables), None, (), warnings)
+    return Verdict(tuple(tables), ties[0].value, ties[0].evidence, warnings)
 
 
-def _judge_table(checkpoint: Checkpoint, module: StoredModule, tie: Tie) -> TableVerdict:
+class _Encoding(NamedTuple):
+    """How a table's rows lie in its tensors: `reason` and `detail` say why they cannot be looked up."""
+
+    reason: str = "ok"
+    detail: str = ""
+    packing: Packing | None = None
+
+
+def _judge_table(checkpoint: Checkpoint, module: StoredModule, tie: Tie, role: str = TOKEN_EMBEDDING) -> TableVerdict:
     tensors = [checkpoint.tensors[name] for name in module.tensors.values()]
-    weight = checkpoint.tensors.get(module.tensors.get("weight", ""))
-    is_matrix = weight is not None and len(weight.shape) == 2
-    shown = weight or max(tensors, key=lambda tensor: tensor.nbytes)
-    rows, columns = shown.shape if is_matrix else (None, None)
-    encoding = _encoding_problem(checkpoint, module)
-    reason, detail = encoding if encoding and tie.reason == "ok" else (tie.reason, tie.detail)
+    weights = _weights(checkpoint, module)
+    is_matrix = bool(weights) and all(len(weight.shape) == 2 for weight in weights)
+    shown = weights[0] if weights else max(tensors, key=lambda tensor: tensor.nbytes)
+    encoding = _judge_encoding(checkpoint, module, weights)
+    rows, columns = (sum(weight.shape[0] for weight in weights), shown.shape[1]) if is_matrix else (None, None)
+    if encoding.packing:
+        rows, columns = encoding.packing.rows, encoding.packing.columns
+    reason, detail = (tie.reason, tie.detail) if tie.reason != "ok" or encoding.reason == "ok" else encoding[:2]
     return TableVerdict(
-        name=shown.name if is_matrix else module.path,
-        role=TOKEN_EMBEDDING,
+        name=shown.name if is_matrix and len(weights) == 1 else module.path,
+        tensors=tuple(weight.name for weight in weights),
+        role=role,
         rows=rows,
         columns=columns,
-        dtype=shown.ggml_type or shown.dtype,
-        row_bytes=shown.nbytes // rows if rows else rows,
+        dtype=encoding.packing.ggml_type if encoding.packing else shown.ggml_type or shown.dtype,
+        row_bytes=shown.nbytes // shown.shape[0] if is_matrix and shown.shape[0] else None,
         nbytes=sum(tensor.nbytes for tensor in tensors),
         eligible=reason == "ok",
         reason=reason,
         detail=detail,
-        unreadable=encoding[1] if encoding else "",
+        unreadable=encoding.detail,
     )
 
 
-def _encoding_problem(checkpoint: Checkpoint, module: StoredModule) -> tuple[str, str] | None:
-    """Return the reason and detail for a table whose rows do not lie plain, None for one whose rows do."""
-    if _DF11_SUFFIXES & set(module.packed):
-        return "df11", "DF11 stores Huffman-coded exponents, so single rows cannot be read"
-    if module.packed:
-        return "unsupported_encoding", f"{', '.join(sorted(module.packed))} lie beside it, so its rows are not plain"
-    weight = checkpoint.tensors[module.tensors["weight"]]
-    if weight.ggml_type:
-        return "unsupported_encoding", f"its rows are packed as {weight.ggml_type}, which this release does not look up"
+def _weights(checkpoint: Checkpoint, module: StoredModule) -> list[TensorInfo]:
+    """Return the tensors that hold a module's rows, in order; FreeToken 0.1.2 named packed ones `qweight`."""
+    suffixes = module.shards or [suffix for suffix in module.tensors if suffix == "weight"]
+    if not suffixes and checkpoint.config.is_gguf and list(module.tensors) == ["qweight"]:
+        suffixes = ["qweight"]
+    return [checkpoint.tensors[module.tensors[suffix]] for suffix in suffixes]
+
+
+def _judge_encoding(checkpoint: Checkpoint, module: StoredModule, weights: list[TensorInfo]) -> _Encoding:
+    unsupported = "unsupported_encoding"
+    names = {weight.name for weight in weights}
+    beside = sorted(suffix for suffix, name in module.tensors.items() if name not in names)
+    if beside or not weights:
+        tensors = {suffix: checkpoint.tensors[name] for suffix, name in module.tensors.items()}
+        scheme = name_scheme(module.tensors, tensors)
+        if scheme == "DF11":
+            return _Encoding("df11", "DF11 stores Huffman-coded exponents, so single rows cannot be read")
+        named = f"{scheme}: " if scheme else ""
+        return _Encoding(unsupported, f"{named}{', '.join(beside)} lie beside it, so its rows are not plain")
+    weight = weights[0]
     if len(weight.shape) != 2:
-        return "unsupported_encoding", f"its shape is {list(weight.shape)}, [rows, columns] is needed"
+        return _Encoding(unsupported, f"its shape is {list(weight.shape)}, [rows, columns] is needed")
     if not weight.nbytes:
-        return "unsupported_encoding", f"its shape is {list(weight.shape)}, which has no elements"
-    if weight.dtype not in FLOAT_DTYPES | FLOAT8_DTYPES:
-        return "unsupported_encoding", f"its elements are {weight.dtype} without scales, floating point is needed"
-    return None
+        return _Encoding(unsupported, f"its shape is {list(weight.shape)}, which has no elements")
+    if any((other.dtype, other.shape[1:]) != (weight.dtype, weight.shape[1:]) for other in weights):
+        return _Encoding(unsupported, "its shards have different dtypes or widths")
+    problem = _missing_shard(module)
+    if problem:
+        return _Encoding(unsupported, problem)
+    try:
+        packing = find_packing(weight, checkpoint.config)
+    except UnknownPackingError as error:
+        return _Encoding(unsupported, str(error))
+    # A GGUF has no scales beside its tensors, so integers in one stand for themselves.
+    plain = FLOAT_DTYPES | FLOAT8_DTYPES | (INTEGER_DTYPES if checkpoint.config.is_gguf else frozenset())
+    if packing is None and weight.dtype not in plain:
+        return _Encoding(unsupported, f"its elements are {weight.dtype} without scales, floating point is needed")
+    return _Encoding(packing=packing)
 
 
-def _warnings(checkpoint: Checkpoint, tables: tuple[TableVerdict, ...]) -> tuple[str, ...]:
-    vocab_size = checkpoint.config.vocab_size
-    return tuple(
-        f"{table.name} has {table.rows} rows, fewer than the vocab_size {vocab_size} of config.json"
-        for table in tables[:1]
-        if table.rows is not None and vocab_size is not None and table.rows < vocab_size
-    )
+def _missing_shard(module: StoredModule) -> str:
+    numbers = [int("".join(filter(str.isdigit, suffix))) for suffix in module.shards]
+    missing = next((place for place, number in enumerate(numbers) if place != number), None)
+    return "" if missing is None else f"its shard {missing} is missing"
+
+
+def _warnings(checkpoint: Checkpoint, tables: list[TableVerdict]) -> tuple[str, ...]:
+    config = checkpoint.config
+    rows = next((table.rows for table in tables if table.role == TOKEN_EMBEDDING), None)
+    if rows is None:
+        return ()
+    name = tables[0].name
+    if config.is_gguf and config.num_tokens not in (None, rows):
+        return (f"{name} has {rows} rows, the tokenizer's list {config.num_tokens} tokens; the table's rows count",)
+    if not config.is_gguf and config.vocab_size is not None and rows < config.vocab_size:
+        return (f"{name} has {rows} rows, fewer than the vocab_size {config.vocab_size} of config.json",)
+    return ()
