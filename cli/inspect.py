@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,11 +12,21 @@ from ftw.placement import refusal
 from ftw.report import Report, inspect
 
 from .output import make_console, print_error, print_json, print_line, print_warning
-from .sizes import format_size
+from .plot import check_plot, plot_budget
+from .sizes import format_size, parse_size
 from .status import DONE, REFUSED
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from ftw.gain import Budget, Share
+
+
+def _parse_vram(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def inspect_command(
@@ -24,15 +35,28 @@ def inspect_command(
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 3 unless the token embedding may leave the GPU.")
     ] = False,
+    vram: Annotated[
+        int | None,
+        typer.Option(parser=_parse_vram, metavar="SIZE", help="Tell how a GPU of this much memory is spent."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw that as a picture; needs --vram and matplotlib.")
+    ] = None,
 ) -> int:
     """Tell what a checkpoint is and whether its lookup tables may leave the GPU."""
-    report = inspect(source)
+    if plot is not None:
+        if vram is None:
+            raise typer.BadParameter("it draws how the memory of a GPU is spent, so --vram SIZE is needed with it")
+        check_plot(plot)
+    report = inspect(source, vram_bytes=vram)
     for warning in report.verdict.warnings:
         print_warning(warning)
     if as_json:
         print_json(report.to_dict())
     else:
         _print_report(report)
+    if plot is not None:
+        plot_budget(report, plot)
     if check and not report.is_host_eligible:
         table = report.verdict.token_embedding
         print_error(refusal(table, source, table.detail))
@@ -49,8 +73,10 @@ def _print_report(report: Report) -> None:
         print_line(f"LM head: {_tie_words(report)}")
     if report.verdict.token_embedding.reason == "no_table":
         print_line(f"no lookup table: {report.verdict.token_embedding.detail}")
-    else:
+    if any(table.name for table in report.verdict.tables):
         _print_tables(report)
+    if report.budget is not None:
+        _print_budget(report.budget)
     for name, reason in report.left_out:
         print_line(f"left out: {name} ({reason})")
 
@@ -58,8 +84,28 @@ def _print_report(report: Report) -> None:
 def _print_tables(report: Report) -> None:
     make_console().print(_tables(report))
     for table in report.verdict.tables:
-        print_line(f"{table.name}: {table.reason}, {table.detail}")
+        if table.name:
+            print_line(f"{table.name}: {table.reason}, {table.detail}")
     print_line(_gain_words(report))
+
+
+def _print_budget(budget: Budget) -> None:
+    print_line(f"of {format_size(budget.vram_bytes)} of VRAM")
+    experts = f", {format_size(budget.expert_bytes)} of routed experts left out" if budget.expert_bytes else ""
+    print_line(f"  weights take {format_size(budget.weights_bytes)}{experts}")
+    print_line(f"  tables on the GPU: {_share_words(budget.before)}")
+    print_line(f"  tables in host memory: {_share_words(budget.after)}")
+
+
+def _share_words(share: Share) -> str:
+    if share.left_bytes < 0:
+        return f"{format_size(-share.left_bytes)} too little for weights and tables"
+    words = f"{format_size(share.left_bytes)} left"
+    if share.expert_slots is not None:
+        words += f" = {share.expert_slots} experts"
+    if share.kv_tokens is not None:
+        words += f"{' or' if share.expert_slots is not None else ' ='} {share.kv_tokens} tokens of KV cache"
+    return words
 
 
 def _tie_words(report: Report) -> str:
@@ -71,14 +117,15 @@ def _tie_words(report: Report) -> str:
 def _tables(report: Report) -> Table:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     tables = Table(box=box.SIMPLE, pad_edge=False)
     for heading in ("lookup table", "role"):
         tables.add_column(heading, overflow="fold")
     for heading in ("rows", "columns", "dtype", "size"):
         tables.add_column(heading, justify="right")
-    tables.add_column("may leave the GPU")
-    for table in report.verdict.tables:
+    tables.add_column("may leave")
+    for table in filter(lambda table: table.name, report.verdict.tables):
         tables.add_row(
             printable(table.name),
             table.role,
@@ -86,7 +133,7 @@ def _tables(report: Report) -> Table:
             "?" if table.columns is None else str(table.columns),
             printable(table.dtype),
             format_size(table.nbytes),
-            "yes" if table.eligible else f"no: {table.reason}",
+            Text("yes", "green") if table.eligible else Text(f"no: {table.reason}", "red"),
         )
     return tables
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-_WIDTH_OF_FILES = 160  # a table that goes to a file or a pipe has no terminal to fit
+_WIDTH_OF_FILES = 100  # of a table that goes to a file or a pipe, which has no terminal to fit
 
 
 def print_json(value: Any) -> None:

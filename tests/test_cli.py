@@ -85,7 +85,7 @@ def test_cli_check_is_three_where_the_table_must_stay(capsys, tied, untied, as_j
 
 
 def test_cli_interrupt_is_130(capsys, untied, monkeypatch):
-    def interrupted(source: str) -> None:
+    def interrupted(source: str, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(inspect_module, "inspect", interrupted)

@@ -20,7 +20,7 @@ from builders import (
 
 import ftw
 from ftw.config import ModelConfig, parse_model_config
-from ftw.report import expert_slot_bytes, kv_bytes_per_token
+from ftw.gain import find_experts, kv_bytes_per_token
 from ftw.tensors import TensorInfo
 
 KEYS = [
@@ -240,5 +240,5 @@ def test_kv_cache_of_one_token(overrides: dict[str, Any], expected: int | None) 
 def test_expert_slot_is_one_expert_of_one_layer(
     tensors: list[TensorInfo], num_experts: int | None, expected: int | None
 ) -> None:
-    assert expert_slot_bytes(tensors, num_experts) == expected
-    assert expert_slot_bytes(reversed(tensors), num_experts) == expected
+    assert find_experts(tensors, num_experts).slot_bytes == expected
+    assert find_experts(reversed(tensors), num_experts).slot_bytes == expected
