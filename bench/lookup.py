@@ -1,7 +1,8 @@
 """`ftw bench lookup`: rows of a bf16 table [151936, 2048] by way of host memory, beside the copy engine and the GPU.
 
 Limit: the link. A host table can at best be read at the copy engine's speed, which is measured in the same run. On a
-machine without a GPU the CPU reference is timed beside torch's own embedding.
+machine without a GPU the CPU reference is timed beside torch's own embedding. Rows of packed tables are timed by
+`ftw.bench.packed_lookup`, under the key "packed".
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ftw.embedding import HostEmbedding
 from ftw.kernels.lookup import lookup
 from ftw.pinned import PinnedBuffer
 
+from . import packed_lookup
 from .timing import time_device_us, time_graph_us, time_wall_us
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ _COPY_NBYTES = 512 << 20
 def run() -> dict[str, Any]:
     """Time lookups of 1 to 8192 uniform ids; every way's rows are compared with the table's first."""
     if not torch.cuda.is_available():
-        return {"rows": list(_cpu_rows())}
+        return {"rows": list(_cpu_rows()), "packed": list(packed_lookup.cpu_rows())}
     device = torch.device("cuda", torch.cuda.current_device())
     with PinnedBuffer(ROWS * COLUMNS * 2) as buffer:
         table = torch.frombuffer(buffer.view(), dtype=torch.bfloat16).reshape(ROWS, COLUMNS)
@@ -38,8 +40,10 @@ def run() -> dict[str, Any]:
         buffer.pin(device)
         copy_engine = _copy_engine(buffer, device)
         rows = [row for count in COUNTS for row in _gpu_rows(table, device_table, count, copy_engine)]
+        del device_table
+        packed = list(packed_lookup.gpu_rows(table, device, copy_engine))
         del table
-    return {"copy_engine_gb_per_s": copy_engine, "rows": rows}
+    return {"copy_engine_gb_per_s": copy_engine, "rows": rows, "packed": packed}
 
 
 def _gpu_rows(

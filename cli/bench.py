@@ -6,11 +6,14 @@ import importlib
 import json
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .output import make_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Subject(str, Enum):
@@ -40,18 +43,27 @@ def bench_command(
 
 
 def _print_result(result: dict[str, Any]) -> None:
+    console = make_console()
+    for key, value in result.items():
+        if key != "environment" and not isinstance(value, list):
+            console.print(f"{key}: {value}")
+    console.print(", ".join(f"{key} {value}" for key, value in result["environment"].items()), soft_wrap=True)
+    for value in result.values():
+        if isinstance(value, list):
+            _print_table(console, value)
+
+
+def _print_table(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Print rows of figures; their quantiles are for the file alone."""
     from rich import box
     from rich.table import Table
 
-    console = make_console()
-    for key, value in result.items():
-        if key not in ("rows", "environment"):
-            console.print(f"{key}: {value}")
-    console.print(", ".join(f"{key} {value}" for key, value in result["environment"].items()), soft_wrap=True)
-    headings = list(dict.fromkeys(heading for row in result["rows"] for heading in row))
+    names = dict.fromkeys(name for row in rows for name in row)
+    headings = [name for name in names if "_p20_" not in name and "_p80_" not in name]
     table = Table(box=box.SIMPLE, pad_edge=False)
     for heading in headings:
-        table.add_column(heading)
-    for row in result["rows"]:
+        words = heading.split("_")  # between which a long heading is wrapped
+        table.add_column(" ".join(words), min_width=max(map(len, words)))
+    for row in rows:
         table.add_row(*(str(row.get(heading, "")) for heading in headings))
     console.print(table)

@@ -68,6 +68,6 @@ def _print_result(result: ConversionResult, dry_run: bool) -> None:
     print_line(f"{verb} {result.target}: {tensors} tensors, {size} in {shards} shard{'s' * (shards != 1)}")
     for table in plan.placement.host_tables:
         print_line(f"laid out for host memory: {table.name}, {format_size(table.nbytes)}")
-    print_line(f"beside the weights: {', '.join(path.as_posix() for path in plan.metadata_files) or 'nothing'}")
+    print_line(f"beside the weights: {', '.join(plan.metadata_names) or 'nothing'}")
     for name, reason in plan.left_out:
         print_line(f"left out: {name} ({reason})")

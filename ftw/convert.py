@@ -22,13 +22,13 @@ from ftw.readers.ftw import ALIGNMENT
 from ftw.strict_json import MAX_NBYTES
 from ftw.target import check_free_space, check_target, publish, staging_folder
 from ftw.verdict import judge
-from ftw.writer import DEFAULT_SHARD_LIMIT, FtwWriter, Layout, index_nbytes, plan_layout
+from ftw.writer import DEFAULT_SHARD_LIMIT, FtwWriter, Layout, index_nbytes, plan_layout, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftw.checkpoint import Checkpoint
-    from ftw.readers.base import LeftOut
+    from ftw.readers.base import DerivedFile, LeftOut
     from ftw.tensors import TensorInfo
 
 # Index keys that the writer sets itself; a source FTW's other keys are carried over.
@@ -45,13 +45,20 @@ class ConversionPlan:
         layout: Where each tensor goes.
         placement: Which tables are laid out for the host.
         metadata_files: Files that are copied beside the weights, relative to the source's folder.
+        derived_files: Files that are written beside them, of what the source keeps among its weights.
         left_out: Files and stale tensors of the source that are not taken, with the reason.
     """
 
     layout: Layout
     placement: Placement
     metadata_files: tuple[Path, ...]
+    derived_files: tuple[DerivedFile, ...]
     left_out: tuple[LeftOut, ...]
+
+    @property
+    def metadata_names(self) -> list[str]:
+        """Names of the files beside the weights, relative to the folder."""
+        return [path.as_posix() for path in self.metadata_files] + [file.name for file in self.derived_files]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class ConversionResult:
                 "tables": [table.name for table in placement.host_tables],
                 "reason": placement.reason,
             },
-            "metadata_files": [path.as_posix() for path in self.plan.metadata_files],
+            "metadata_files": self.plan.metadata_names,
             "left_out": [{"name": name, "reason": reason} for name, reason in self.plan.left_out],
         }
 
@@ -141,11 +148,13 @@ def convert(
 
 def _plan(checkpoint: Checkpoint, embed: str, shard_limit: int) -> ConversionPlan:
     placement = plan_placement(judge(checkpoint), embed, checkpoint.source)
-    roles = {table.name: table.role for table in placement.host_tables}
+    roles = {name: table.role for table in placement.host_tables for name in table.tensors}
     tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in checkpoint.tensors.values()]
     tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
     files, left_out = metadata_files.choose(checkpoint)
-    return ConversionPlan(plan_layout(tensors, shard_limit), placement, files, (*checkpoint.left_out, *left_out))
+    derived = checkpoint.derived_files
+    left_out = (*checkpoint.left_out, *left_out)
+    return ConversionPlan(plan_layout(tensors, shard_limit), placement, files, derived, left_out)
 
 
 def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> TensorInfo:
@@ -166,11 +175,14 @@ def _needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
     if index > MAX_NBYTES:
         found = f"{len(plan.layout.tensors)} of them would take an index of {index} bytes"
         raise CheckpointError(folder, "tensors", f"{found}, at most {MAX_NBYTES} are allowed")
-    return plan.layout.total_bytes + index + sum((folder / path).stat().st_size for path in plan.metadata_files)
+    copied = sum((folder / path).stat().st_size for path in plan.metadata_files)
+    return plan.layout.total_bytes + index + copied + sum(file.nbytes for file in plan.derived_files)
 
 
 def _write(checkpoint: Checkpoint, plan: ConversionPlan, staging: Path, progress: Callable[[int, int], None]) -> None:
     metadata_files.copy(plan.metadata_files, checkpoint.folder, staging)
+    for file in plan.derived_files:
+        write_atomically(staging / file.name, file.read())
     total = sum(tensor.nbytes for tensor in plan.layout.tensors)
     done = 0
     with FtwWriter(staging, plan.layout) as writer:
@@ -194,7 +206,7 @@ def _index_extra(checkpoint: Checkpoint, plan: ConversionPlan) -> dict[str, Any]
     return {
         **carried,
         "source_model_path": _unicode(name),
-        "copied_metadata": [_unicode(path.as_posix()) for path in plan.metadata_files],
+        "copied_metadata": [_unicode(name) for name in plan.metadata_names],
         "ftw": {
             "producer": f"ftw {__version__}",
             "source": {
@@ -203,7 +215,7 @@ def _index_extra(checkpoint: Checkpoint, plan: ConversionPlan) -> dict[str, Any]
             },
             "embed": {
                 "placement": plan.placement.placement,
-                "tables": [table.name for table in plan.placement.host_tables],
+                "tables": [name for table in plan.placement.host_tables for name in table.tensors],
             },
         },
     }

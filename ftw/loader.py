@@ -7,8 +7,10 @@ device. Other tensors stream through two page-locked buffers of 16 MiB, one bein
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +18,9 @@ from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
 from ftw.dtypes import DTYPES
 from ftw.embedding import HostEmbedding
 from ftw.errors import CheckpointError, ClosedError, DeviceError, NotEligibleError, printable
+from ftw.ggml_types import PACKED_TYPES
 from ftw.host_memory import HUGE_PAGE_NBYTES, HostMemory
+from ftw.kernels.packed_lookup import prepare
 from ftw.memory import MemoryReport, make_report, snapshot
 from ftw.pinned import PinnedBuffer
 from ftw.placement import plan_placement, refusal
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
     from ftw.config import ModelConfig
     from ftw.tensors import TensorInfo
+    from ftw.verdict import TableVerdict
 
 _log = logging.getLogger("ftw")
 _NUM_STAGING_BUFFERS = 2
@@ -44,7 +49,8 @@ class LoadedModel:
         config: What config.json says.
         verdict: Which tables may leave the GPU, and why.
         memory: What loading the tables cost.
-        tables: The tables in host memory, by tensor name.
+        tables: The tables in host memory, by the name of their tensor, or of the module where they are cut into shards.
+        tensors: What the checkpoint says of each tensor, such as the GGUF type of a packed one.
     """
 
     def __init__(
@@ -61,9 +67,11 @@ class LoadedModel:
         self.memory = memory
         self.device = device
         self.tables = dict(tables)
+        self.tensors = checkpoint.tensors
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device_embedding: HostEmbedding | None = None
+        self._device_table: torch.Tensor | None = None
         self._closed = False
 
     @property
@@ -83,7 +91,8 @@ class LoadedModel:
                 raise NotEligibleError(refusal(table, self._checkpoint.source, table.unreadable))
             with _Staging(self.device) as staging:
                 tensor = staging.load(self._checkpoint, self._checkpoint.tensors[table.name])
-            self._device_embedding = HostEmbedding(tensor, name=table.name, dtype=self._dtype, placement="gpu")
+            self._device_table = tensor
+            self._device_embedding = _make_embedding(table, tensor, self.device, self._dtype, placement="gpu")
         return self._device_embedding
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -96,14 +105,15 @@ class LoadedModel:
             CheckpointError: A file has changed, or holds a dtype that torch has not.
             ClosedError: The model is closed.
         """
+        names = (table.tensors for table in self.verdict.tables if table.name in self.tables)
+        on_host = frozenset(itertools.chain.from_iterable(names))
         with _Staging(self.device) as staging:
             for tensor in self._checkpoint.tensors.values():
                 self._check_open()
-                if tensor.name in self.tables:
+                if tensor.name in on_host:
                     continue
-                embedding = self._device_embedding
-                if embedding is not None and embedding.name == tensor.name:
-                    yield tensor.name, embedding.table
+                if self._device_table is not None and tensor.name == self.verdict.token_embedding.name:
+                    yield tensor.name, self._device_table
                 else:
                     yield tensor.name, staging.load(self._checkpoint, tensor)
 
@@ -114,6 +124,7 @@ class LoadedModel:
         with contextlib.ExitStack() as stack:
             for table in self.tables.values():
                 stack.callback(table.close)
+            self._device_table = None
             if self._device_embedding is not None:
                 stack.callback(self._device_embedding.close)
 
@@ -144,7 +155,7 @@ def load(
         embed: "host" puts the lookup tables into pinned host memory, "auto" does so where it is allowed and says why
             not where it isn't, "gpu" leaves them among the weights.
         device: Where the weights go and lookups run; None for the current GPU, or the CPU on a machine without one.
-        dtype: Of the rows that lookups return; None for the table's own.
+        dtype: Of the rows that lookups return; None for the table's own, of a packed one bfloat16.
 
     Raises:
         NotEligibleError: `embed` is "host" and the token embedding may not leave the GPU.
@@ -166,7 +177,7 @@ def load(
         before = snapshot(where)
         tables: dict[str, HostEmbedding] = {}
         for table in placement.host_tables:
-            tables[table.name] = _load_host_table(checkpoint, checkpoint.tensors[table.name], where, dtype)
+            tables[table.name] = _load_host_table(checkpoint, table, where, dtype)
             stack.callback(tables[table.name].close)
         is_gpu = where.type == "cuda"
         pinned = {name: table.pinned_nbytes if is_gpu else table.table.nbytes for name, table in tables.items()}
@@ -192,17 +203,34 @@ def _resolve_device(device: torch.device | str | None) -> torch.device:
 
 
 def _load_host_table(
-    checkpoint: Checkpoint, tensor: TensorInfo, device: torch.device, dtype: torch.dtype | None
+    checkpoint: Checkpoint, table: TableVerdict, device: torch.device, dtype: torch.dtype | None
 ) -> HostEmbedding:
     """Read a table into the memory where it stays, then page-lock it."""
-    buffer = PinnedBuffer(tensor.nbytes)
+    tensors = [checkpoint.tensors[name] for name in table.tensors]
+    buffer = PinnedBuffer(sum(tensor.nbytes for tensor in tensors))
     with contextlib.ExitStack() as stack:
         stack.callback(buffer.close)
-        checkpoint.read_into(tensor.name, buffer.view())
+        offset = 0
+        for tensor in tensors:
+            checkpoint.read_into(tensor.name, buffer.view()[offset : offset + tensor.nbytes])
+            offset += tensor.nbytes
         buffer.pin(device)
-        table = _as_tensor(checkpoint, tensor, buffer.view())
+        num_rows = sum(tensor.shape[0] for tensor in tensors)
+        whole = replace(tensors[0], shape=(num_rows, *tensors[0].shape[1:]))  # of its shards, one after another
+        rows = _as_tensor(checkpoint, whole, buffer.view())
+        embedding = _make_embedding(table, rows, device, dtype, buffer=buffer)
         stack.pop_all()  # all went well: the embedding closes it from here on
-    return HostEmbedding(table, name=tensor.name, dtype=dtype, buffer=buffer)
+    return embedding
+
+
+def _make_embedding(
+    table: TableVerdict, rows: torch.Tensor, device: torch.device, dtype: torch.dtype | None, **options: Any
+) -> HostEmbedding:
+    """Return a table as a module, without padding rows at its end, ready to be captured in a CUDA graph."""
+    ggml_type = table.dtype if table.dtype in PACKED_TYPES else None
+    if ggml_type is not None:
+        prepare(ggml_type, device)
+    return HostEmbedding(rows[: table.rows], name=table.name, dtype=dtype, ggml_type=ggml_type, **options)
 
 
 def _read_cpu_tensor(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ftw.readers.base import LeftOut
-from ftw.readers.ftw import INDEX_NAME, OWN_NAMES
+from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,6 @@ _WEIGHTS = (
     "*.onnx", "*.onnx_data", "*.onnx.data", "*.ot", "*.pkl", "*.pickle", "*.npz", "*.npy", "*.tflite",
     "*.mlmodel", "*.llamafile", "*.nemo", "*.engine", "*.distcp",
 )  # fmt: skip
-_GGUF_HEADER = "source_metadata.gguf"  # header and key-values of an FTW's source, no weights in spite of its name
 _DEBRIS = ("*.incomplete", "*.lock", "*.tmp", "*.part", ".DS_Store")
 _DEBRIS_FOLDERS = frozenset({".git", ".cache", "__pycache__", ".ipynb_checkpoints"})
 # What may lie beside a weight file and surely belongs to it.
@@ -45,14 +44,15 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
     """Return the metadata files, relative to the checkpoint's folder, and what is left out beside the weights."""
     folder = checkpoint.folder
     taken = {file.path for file in checkpoint.files}
-    named = {entry.name for entry in checkpoint.left_out}
+    named = {entry.name for entry in checkpoint.left_out} | {file.name for file in checkpoint.derived_files}
     files: list[Path] = []
     left_out: list[LeftOut] = []
     for path in _walk(folder) if checkpoint.path.is_dir() else _well_known(folder):
         relative = path.relative_to(folder)
         if path in taken or relative.as_posix() in named or path.name == INDEX_NAME:
             continue
-        reason = _reason_against(path, folder)
+        is_copy = checkpoint.format == "ftw" and relative.as_posix() == GGUF_METADATA_NAME  # no weights in it
+        reason = _reason_against(path, folder, is_copy)
         if reason is None:
             files.append(relative)
         elif not path.name.endswith(".safetensors.index.json"):  # its content is in the FTW's own index
@@ -87,11 +87,11 @@ def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def _reason_against(path: Path, folder: Path) -> str | None:
+def _reason_against(path: Path, folder: Path, is_copy: bool) -> str | None:
     name = path.name.lower()
     if OWN_NAMES.fullmatch(path.relative_to(folder).parts[0]):
         return "a name that the FTW itself uses"
-    if path.name != _GGUF_HEADER and any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
+    if not is_copy and any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
         return "weights in another format, or another copy of them"
     if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _DEBRIS):
         return "left by a download"

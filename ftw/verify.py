@@ -80,10 +80,10 @@ def verify(
         problems = [] if source is None else _differences_of_names(checkpoint, source)
         for tensor in checkpoint.tensors.values():
             original = source.tensors.get(tensor.name) if source is not None else None
-            is_alike = original is not None and _is_alike(tensor, original)
+            is_alike = original is not None and tensor.is_alike(original)
             if original is not None and not is_alike:
-                found, wanted = (f"{info.dtype} {list(info.shape)}" for info in (tensor, original))
-                problems.append(_problem(checkpoint, tensor.name, f"is {found}, the source has {wanted}"))
+                problem = f"is {tensor.describe()}, the source has {original.describe()}"
+                problems.append(_problem(checkpoint, tensor.name, problem))
             for step in _check_tensor(checkpoint, tensor, source if is_alike else None, problems):
                 done += step
                 if progress:
@@ -124,10 +124,6 @@ def _check_tensor(
         problems.append(_problem(checkpoint, tensor.name, found))
     if checkpoint.format == "ftw" and not tensor.shard and not _is_padding_zero(checkpoint, tensor):
         problems.append(_problem(checkpoint, tensor.name, "bytes after it are not zero, as padding has to be"))
-
-
-def _is_alike(tensor: TensorInfo, original: TensorInfo) -> bool:
-    return (tensor.dtype, tensor.shape) == (original.dtype, original.shape)
 
 
 def _is_padding_zero(checkpoint: Checkpoint, tensor: TensorInfo) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
+from gguf_builder import ARCHITECTURE, gguf_bytes, kv
 
 import ftw
 
@@ -173,9 +174,12 @@ def test_metadata_of_an_ftw_goes_along_when_it_is_converted_again(tmp_path):
 def test_metadata_keeps_the_gguf_header_of_an_ftw(tmp_path):
     """FreeToken's reader needs it, and its name says that it holds no weights."""
     source = write_ftw(tmp_path / "src", llama_tensors())
-    add(source, "source_metadata.gguf")
-    ftw.convert(source, tmp_path / "out")
-    assert "source_metadata.gguf" in copied(tmp_path / "out")
+    header = gguf_bytes(kvs=[ARCHITECTURE, kv("freetoken.output_weight_present", "bool", True)])
+    (source / "source_metadata.gguf").write_bytes(header)
+    result = ftw.convert(source, tmp_path / "out")
+    assert copied(tmp_path / "out") == ["freetoken_weight.json", "source_metadata.gguf"]
+    assert (tmp_path / "out" / "source_metadata.gguf").read_bytes() == header
+    assert result.plan.left_out == ()
 
 
 def test_metadata_does_not_skip_a_folder_that_it_cannot_list(tmp_path, monkeypatch):
