@@ -7,7 +7,7 @@ the headers.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,7 +162,7 @@ def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> Te
     if DTYPES[tensor.dtype].torch_name is None:
         raise CheckpointError(source, tensor.name, f"dtype is {tensor.dtype}, which FTW has no name for")
     role = roles.get(tensor.name)
-    return replace(tensor, role=role or tensor.role, placement="host" if role else None, xxh3_64=None)
+    return tensor._replace(role=role or tensor.role, placement="host" if role else None, xxh3_64=None)
 
 
 def _needed_nbytes(plan: ConversionPlan, folder: Path) -> int:

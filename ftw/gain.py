@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 KV_ELEMENT_NBYTES = 2  # KV caches are counted in a 16-bit type, whatever the weights are
 
 _GENERATES = re.compile(r".*(CausalLM|LMHead|ConditionalGeneration|LMHeadModel).*")
-_ONE_EXPERT = re.compile(r"(?P<bank>(?:.+\.)?(?!shared)\w*experts)\.(?P<expert>\d+)\..+")
+_ONE_EXPERT = re.compile(r"experts\.\d+\.(?=.)")
 _STACKED_EXPERTS = re.compile(
     r"(?P<bank>(?:.+\.)?(?!shared)\w*experts)\.[^.]+(?:\.weight)?|(?P<block>blk\.\d+)\.ffn_\w+_exps\.weight"
 )
+_SHARED = re.compile(r"(?:^|\.)shared\w*experts\.")
 _FTW_BANK = re.compile(r"(?P<bank>.+)#L(?P<layer>\d{5})")
 
 
@@ -130,7 +131,7 @@ def find_experts(tensors: Iterable[TensorInfo], num_experts: int | None) -> Expe
     (`….experts.gate_up_proj`, GGUF's `blk.0.ffn_up_exps.weight`), or in an FTW's banks, one for each layer or one for
     all.
     """
-    single: defaultdict[tuple[str, str], int] = defaultdict(int)
+    single: defaultdict[str, int] = defaultdict(int)  # by the start of their names, which ends with the expert's number
     stacked: defaultdict[str, int] = defaultdict(int)
     banks: dict[str, int] = {}
     nbytes = 0
@@ -139,8 +140,10 @@ def find_experts(tensors: Iterable[TensorInfo], num_experts: int | None) -> Expe
             match = _FTW_BANK.fullmatch(tensor.name)
             # A flat bank stacks the experts of all layers, so its share of one expert is the same division.
             banks.setdefault(match["bank"] if match else tensor.name, tensor.nbytes // tensor.shape[0])
-        elif match := _ONE_EXPERT.fullmatch(tensor.name):
-            single[match["bank"], match["expert"]] += tensor.nbytes
+        elif "exp" not in tensor.name:
+            continue
+        elif (match := _ONE_EXPERT.search(tensor.name)) and not _SHARED.search(tensor.name):
+            single[tensor.name[: match.end()]] += tensor.nbytes
         elif (match := _STACKED_EXPERTS.fullmatch(tensor.name)) and tensor.shape[:1] == (num_experts,) and num_experts:
             stacked[match["bank"] or match["block"]] += tensor.nbytes // num_experts
         else:

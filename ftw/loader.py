@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -216,7 +215,7 @@ def _load_host_table(
             offset += tensor.nbytes
         buffer.pin(device)
         num_rows = sum(tensor.shape[0] for tensor in tensors)
-        whole = replace(tensors[0], shape=(num_rows, *tensors[0].shape[1:]))  # of its shards, one after another
+        whole = tensors[0]._replace(shape=(num_rows, *tensors[0].shape[1:]))  # of its shards, one after another
         rows = _as_tensor(checkpoint, whole, buffer.view())
         embedding = _make_embedding(table, rows, device, dtype, buffer=buffer)
         stack.pop_all()  # all went well: the embedding closes it from here on

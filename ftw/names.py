@@ -47,6 +47,7 @@ _OTHER_TABLES = {
     r"|position_embd",
     "token_type_embedding": r"(?:.+\.)?token_type_embeddings(?:_\d+)?|token_types",
 }
+_TELLING = re.compile(r"embe?d|wpe|token_types|position")  # in every such path, and in few other names
 # These two occur in towers of other senses too: they count where they lie beside a token embedding.
 _BESIDE_TOKENS = frozenset({"position_embedding", "token_type_embedding"})
 _SHARD = re.compile(r"(?:shard_)?\d+\.weight")  # one part of an n-gram table, cut along its rows
@@ -124,7 +125,7 @@ def find_other_tables(names: Iterable[str], embeddings: list[StoredModule]) -> l
     beside = parents | {f"{parent}.{side}".lstrip(".") for parent in parents for side in _SIDES}
     found: dict[tuple[str, str], dict[str, str]] = {}
     for name in names:
-        if len(name) > _MAX_NAME:
+        if not _TELLING.search(name) or len(name) > _MAX_NAME:
             continue
         match = _OTHER_TABLE.fullmatch(name)
         role = match and match.lastgroup
@@ -145,7 +146,7 @@ def find_heads(names: Iterable[str]) -> list[StoredModule]:
 def _find(names: Iterable[str], leaves: re.Pattern[str], paths: frozenset[str]) -> list[StoredModule]:
     found: dict[str, dict[str, str]] = {}
     for name in names:
-        if len(name) > _MAX_NAME:
+        if ".layers." in name or len(name) > _MAX_NAME:  # most names, and none of them a module that is looked for
             continue
         bare = _strip_wrappers(name)
         module, suffix = _split(bare, leaves, paths)

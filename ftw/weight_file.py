@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ class WeightFile:
             status = path.stat()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointError(path, "file", "is missing") from error
-        if not os.path.isfile(path):
+        if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(path, "file", "is not a regular file")
         self.identity = _identity(status)
 

@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
@@ -73,7 +73,7 @@ def plan_layout(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_
         padded = align_up(tensor.nbytes, ALIGNMENT)
         if lengths[-1] and lengths[-1] + padded > shard_limit >= padded:
             lengths.append(0)
-        placed.append(replace(tensor, offset=offset, shard=""))
+        placed.append(tensor._replace(offset=offset, shard=""))
         offset += padded
         while padded:
             if lengths[-1] == shard_limit:

@@ -111,7 +111,10 @@ HEADERS = {
     "24_gguf_inside": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "is a GGUF file under another name"),
     "24_json_inside": (b'{"weight_map": {}}', "begins with JSON instead of a header length"),
     "nested_deeply": (safetensors_bytes(b'{"t":' + b"[" * 100_000), "header: is nested too deeply"),
-    "nested_200_levels": (safetensors_bytes(b'{"t":' + b"[" * 200 + b"]" * 200 + b"}"), "more than 128 levels deep"),
+    "nested_200_levels": (
+        safetensors_bytes(b'{"t":{"a":1,"b":2,"c":3,"d":' + b"[" * 200 + b"]" * 200 + b"}}"),
+        "than 128 levels deep",
+    ),
     "nan": (safetensors_bytes(b'{"t":NaN}'), "holds 'NaN', numbers must be finite"),
 }
 

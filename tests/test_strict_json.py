@@ -42,8 +42,6 @@ REFUSED = {
     "overflow": (b'{"a":1e999}', "holds '1e999', numbers must be finite"),
     "integer_of_5000_digits": (b'{"a":' + b"1" * 5000 + b"}", "is not JSON: Exceeds the limit"),
     "open_lists": (b'{"a":' + b"[" * 200_000, "is nested too deeply"),
-    "nested_objects": (b'{"a":' * 129 + b"1" + b"}" * 129, "is nested more than 128 levels deep"),
-    "nested_lists": (b'{"a":' + b"[" * 128 + b"]" * 128 + b"}", "is nested more than 128 levels deep"),
 }
 
 
@@ -73,9 +71,19 @@ def test_text_is_parsed(text: bytes, value: dict[str, Any]) -> None:
     assert parse_json_object(memoryview(text), PATH, "subject") == value
 
 
-def test_nesting_up_to_the_bound_is_parsed() -> None:
+def test_nesting_up_to_the_bound_is_parsed(tmp_path: Path) -> None:
     text = '{"a":' * 128 + "1" + "}" * 128
-    assert json.dumps(parse_json_object(text.encode(), PATH, "subject"), separators=(",", ":")) == text
+    (tmp_path / "file").write_text(text)
+    assert json.dumps(read_json_file(tmp_path / "file"), separators=(",", ":")) == text
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":' * 129 + "1" + "}" * 129, '{"a":' + "[" * 128 + "]" * 128 + "}"], ids=["objects", "lists"]
+)
+def test_nesting_beyond_the_bound_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(CheckpointError, match="json: is nested more than 128 levels deep"):
+        read_json_file(tmp_path / "file")
 
 
 def test_non_finite_numbers_are_parsed_where_they_are_allowed(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from typing import TYPE_CHECKING
 
 from ftw.errors import SourceNotFoundError, printable
@@ -10,6 +12,7 @@ from ftw.readers.gguf import GgufReader
 from ftw.readers.safetensors import SafetensorsReader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ftw.readers.base import Reader
@@ -27,7 +30,20 @@ def open_reader(path: Path) -> Reader:
     """
     for reader in READERS.values():
         if reader.accepts(path):
-            return reader(path)
+            with _collector_paused():
+                return reader(path)
     formats = " or ".join(READERS)
     kind = "folder" if path.is_dir() else "file"
     raise SourceNotFoundError(f"{printable(str(path))}: checkpoint: this {kind} holds none, {formats} is needed")
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from walking, again and again, what a header of 100,000 tensors becomes."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -12,12 +12,13 @@ twice and null metadata.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.dtypes import DTYPES, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.readers._impostors import find_impostor
-from ftw.strict_json import MAX_NBYTES, is_count, parse_json_object, shown
+from ftw.strict_json import MAX_NBYTES, are_counts, check_depth, parse_json_object, shown
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ftw.weight_file import WeightFile
 
 _LENGTH_NBYTES = 8
+_NUM_FIELDS = 3
+_FIRST_NBYTES = 16 << 10  # holds the whole header of most shards of a large checkpoint, which then takes one read
 
 # Other formats; letters in lower case.
 _OTHERS: tuple[tuple[bytes, str], ...] = (
@@ -48,21 +51,23 @@ def read_safetensors_header(file: WeightFile, shard: str) -> SafetensorsHeader:
         CheckpointError: The header breaks the format in any way.
     """
     path = file.path
-    length = _read_length(file)
-    entries = parse_json_object(file.read(_LENGTH_NBYTES, length), path, "header")
-    metadata = _check_metadata(entries.pop("__metadata__", {}), path)
+    first = file.read(0, min(file.nbytes, _FIRST_NBYTES))
+    length = _check_length(file, first[:_LENGTH_NBYTES])
     data_start = _LENGTH_NBYTES + length
+    text = first[_LENGTH_NBYTES:data_start] if data_start <= len(first) else file.read(_LENGTH_NBYTES, length)
+    entries = parse_json_object(text, path, "header")
+    del first, text
+    metadata = _check_metadata(entries.pop("__metadata__", {}), path)
     # Each entry is dropped as it is parsed: of 100,000 they would take as much memory again.
     tensors = [_parse_entry(name, entries.pop(name), data_start, shard, path) for name in list(entries)]
-    tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
+    tensors.sort(key=attrgetter("offset", "nbytes"))
     _check_coverage(tensors, data_start, file.nbytes, path)
     return SafetensorsHeader({tensor.name: tensor for tensor in tensors}, metadata)
 
 
-def _read_length(file: WeightFile) -> int:
+def _check_length(file: WeightFile, first: bytes) -> int:
     if file.nbytes < _LENGTH_NBYTES:
         raise CheckpointError(file.path, "header", f"the file is {file.nbytes} bytes long, a header takes at least 8")
-    first = file.read(0, _LENGTH_NBYTES)
     length = int.from_bytes(first, "little")
     if 0 < length <= min(MAX_NBYTES, file.nbytes - _LENGTH_NBYTES):
         return length
@@ -89,15 +94,17 @@ def _check_metadata(metadata: object, path: Path) -> dict[str, str]:
 def _parse_entry(name: str, entry: Any, data_start: int, shard: str, path: Path) -> TensorInfo:
     if not isinstance(entry, dict):
         raise CheckpointError(path, name, f"is a {type(entry).__name__}, an object is needed")
+    if len(entry) > _NUM_FIELDS:  # the three are flat, others may hold anything
+        check_depth(entry, path, "header")
     dtype_name, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
         raise CheckpointError(path, name, f"dtype is {shown(dtype_name)}, allowed are {', '.join(DTYPES)}")
-    if not isinstance(shape, list) or not all(map(is_count, shape)):
+    if not are_counts(shape):
         raise CheckpointError(path, name, "shape is not a list of non-negative integers")
     if is_too_large(shape):
         raise CheckpointError(path, name, "shape has 2^63 elements or more")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_count, offsets)):
+    if not are_counts(offsets) or len(offsets) != 2:
         raise CheckpointError(path, name, "data_offsets is not a list of two non-negative integers")
     begin, end = offsets
     if begin > end:

@@ -47,11 +47,15 @@ class SafetensorsReader:
         self.metadata: dict[str, str] = {}
         self._file_of_shard = {name: number for number, name in enumerate(names)}
         left_out: list[LeftOut] = []
+        placed = weight_map or {}
         for name, file in zip(names, self.files, strict=True):
             header = read_safetensors_header(file, name)
             self.metadata.update(header.metadata)
             for tensor in header.tensors.values():
-                self._add(tensor, weight_map or {}, left_out)
+                if tensor.name not in self.tensors and placed.get(tensor.name, name) == name:
+                    self.tensors[tensor.name] = tensor
+                else:
+                    left_out.append(self._stale_copy(tensor, placed))
         if weight_map and index:
             self._check_weight_map(weight_map, index)
         self.left_out = (*left_out, *_strays(path, names, index))
@@ -74,16 +78,13 @@ class SafetensorsReader:
         """Return nothing: all that is not a weight lies in files of its own."""
         return ()
 
-    def _add(self, tensor: TensorInfo, weight_map: dict[str, str], left_out: list[LeftOut]) -> None:
-        if weight_map.get(tensor.name, tensor.shard) != tensor.shard:
-            reason = f"a copy in {printable(tensor.shard)}, the index names {weight_map[tensor.name]}"
-            left_out.append(LeftOut(tensor.name, reason))
-        elif tensor.name in self.tensors:
+    def _stale_copy(self, tensor: TensorInfo, weight_map: dict[str, str]) -> LeftOut:
+        """Return why a tensor is not taken: the index names another file for it."""
+        if weight_map.get(tensor.name, tensor.shard) == tensor.shard:
             other = self.tensors[tensor.name].shard
             problem = f"lies in {printable(other)} too, and no index says which one counts"
             raise CheckpointError(self.folder / tensor.shard, tensor.name, problem)
-        else:
-            self.tensors[tensor.name] = tensor
+        return LeftOut(tensor.name, f"a copy in {printable(tensor.shard)}, the index names {weight_map[tensor.name]}")
 
     def _check_weight_map(self, weight_map: dict[str, str], index: Path) -> None:
         for name, shard in weight_map.items():
@@ -112,8 +113,11 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     weight_map = read_json_file(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(index, "weight_map", "an object of tensor and file names is needed")
+    inside: set[str] = set()  # of 100,000 names, those of a few thousand files are looked at
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not _is_inside(shard):
+        if isinstance(shard, str) and shard not in inside and _is_inside(shard):
+            inside.add(shard)
+        if not isinstance(shard, str) or shard not in inside:
             problem = f"file name {shown(shard)}, a path inside the checkpoint's folder is needed"
             raise CheckpointError(index, name, problem)
     return weight_map
