@@ -31,7 +31,7 @@ CPU_TYPES, CPU_COUNTS = ("Q4_0", "Q6_K", "IQ2_XS"), (1, 16, 512)
 # PCIe 5.0 x16, 2026-11-29. They are no part of this run: compare on such a machine.
 FREETOKEN_US = {"Q4_0": (4.20, 5.37, 32.1, 429.0), "Q8_0": (4.50, 5.45, 45.5, 676.0)}
 _SAMPLE = 512  # rows that are compared: gguf decodes about as many in a tenth of a second
-_CALLS, _TURNS = 50, 40
+_CALLS, _TURNS = 50, 60
 
 
 def gpu_rows(bf16_table: torch.Tensor, device: torch.device, copy_engine: float) -> Iterator[dict[str, Any]]:
@@ -74,7 +74,7 @@ def _rows_of_type(
             for way, where in (("host", table), ("gpu", device_table)):
                 row = {"type": name, "way": way, "ids": count, **_time(where, ids[:count], name, expected)}
                 if way == "host":
-                    row.update(_compare(row, number, table, ids[:count], bf16_table, copy_engine))
+                    row.update(_compare(row, number, table, ids, bf16_table, copy_engine))
                 yield row
         del table
 
@@ -99,34 +99,39 @@ def _compare(
     row: dict[str, Any],
     number: int,
     table: torch.Tensor,
-    ids: torch.Tensor,
+    table_ids: torch.Tensor,
     bf16_table: torch.Tensor,
     copy_engine: float,
 ) -> dict[str, Any]:
-    """Return what stands beside the timing of a host table: limits and the peer."""
+    """Return what stands beside the timing of a host table: limits and the peer; `table_ids` are enough for all."""
     found: dict[str, Any] = {}
     if row["ids"] == 1:
+        out = torch.empty(1, COLUMNS, dtype=torch.bfloat16, device=table_ids.device)
         packed, plain = _time_by_turns(
-            partial(packed_lookup, table, ids, row["type"]), partial(lookup, bf16_table, ids)
+            lambda number: packed_lookup(table, table_ids[number : number + 1], row["type"], out=out),
+            lambda number: lookup(bf16_table, table_ids[number : number + 1], out=out),
         )
         found["of_bf16_host"] = round(packed.median / plain.median, 3)
     if row["ids"] == max(COUNTS):
         found["of_copy_engine"] = round(row["gb_per_s"] / copy_engine, 3)
-        copied = torch.empty(row["ids"], table.shape[1], dtype=torch.uint8, device=ids.device)
-        found["copied_us"] = round(time_graph_us(partial(lookup, table, ids, out=copied)).median, 2)
+        copied = torch.empty(row["ids"], table.shape[1], dtype=torch.uint8, device=table_ids.device)
+        found["copied_us"] = round(time_graph_us(partial(lookup, table, table_ids, out=copied)).median, 2)
     if row["type"] in FREETOKEN_US:
         found["times_as_fast_as_freetoken"] = round(FREETOKEN_US[row["type"]][number] / row["graph_us"], 2)
     return found
 
 
-def _time_by_turns(*functions: Callable[[], object]) -> list[Quantiles]:
-    """Time one call of each inside a CUDA graph, in microseconds; by turns, so that a drift is all of theirs."""
+def _time_by_turns(*functions: Callable[[int], object]) -> list[Quantiles]:
+    """Time one call of each inside a CUDA graph, in microseconds; by turns, so that a drift is all of theirs.
+
+    The calls of a graph are given their number, so that rows at many places are read.
+    """
     graphs = [_capture(function) for function in functions]
     samples: list[list[float]] = [[] for _ in graphs]
     for turn in range(-3, _TURNS):
         for graph, of_graph in zip(graphs, samples, strict=True):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
+            graph.replay()  # not timed: with nothing queued before it, a replay of so little work varies by a tenth
             start.record()
             graph.replay()
             end.record()
@@ -136,14 +141,14 @@ def _time_by_turns(*functions: Callable[[], object]) -> list[Quantiles]:
     return [quantiles(of_graph) for of_graph in samples]
 
 
-def _capture(function: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def _capture(function: Callable[[int], object]) -> torch.cuda.CUDAGraph:
     """Return a graph of `_CALLS` calls."""
-    function()
+    function(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(_CALLS):
-            function()
+        for number in range(_CALLS):
+            function(number)
     return graph
 
 

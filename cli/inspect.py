@@ -119,12 +119,12 @@ def _tables(report: Report) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    tables = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("lookup table", "role"):
-        tables.add_column(heading, overflow="fold")
+    tables = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    tables.add_column("lookup table", overflow="fold")  # alone it gives way: a reason or a number is never cut
+    tables.add_column("role", no_wrap=True)
     for heading in ("rows", "columns", "dtype", "size"):
-        tables.add_column(heading, justify="right")
-    tables.add_column("may leave")
+        tables.add_column(heading, justify="right", no_wrap=True)
+    tables.add_column("may leave", no_wrap=True)
     for table in filter(lambda table: table.name, report.verdict.tables):
         tables.add_row(
             printable(table.name),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -60,6 +61,7 @@ def run(arguments: list[str] | None = None) -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name gets its escapes
+    gc.set_threshold(500_000, 10, 10)  # headers of 100,000 tensors are no garbage, and are walked for nothing
     sys.exit(main(arguments))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from typing import TYPE_CHECKING
 
 from ftw.errors import OutputError, printable
+from ftw.writer import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +29,8 @@ def check_plot(path: Path) -> None:
     except ImportError as error:
         problem = "a picture needs matplotlib; pip install 'ftw-toolkit[plot]'"
         raise OutputError(f"{printable(str(path))}: plot: {problem}") from error
-    suffix, allowed = path.suffix.removeprefix(".").lower(), FigureCanvasAgg.get_supported_filetypes()
+    suffix = path.suffix.removeprefix(".").lower()
+    allowed = set(FigureCanvasAgg.get_supported_filetypes()) - {"pgf"}  # which needs TeX
     if suffix not in allowed:
         problem = f"its suffix is '{printable(path.suffix)}', allowed are {', '.join(sorted(allowed))}"
         raise OutputError(f"{printable(str(path))}: plot: {problem}")
@@ -55,6 +59,11 @@ def plot_budget(report: Report, path: Path) -> None:
     axes.axhline(budget.vram_bytes / _GIB, color="black", linewidth=1, linestyle="--")
     axes.set_xticks([0, 1], ["tables on the GPU", "tables in host memory"])
     axes.set_ylabel("GiB")
-    axes.set_title(f"{printable(report.source)}: {budget.vram_bytes / _GIB:.2f} GiB of VRAM")
+    title = f"{printable(report.source)}: {budget.vram_bytes / _GIB:.2f} GiB of VRAM"
+    axes.set_title(title, parse_math=False)  # dollar signs in a path are no formula
     figure.legend(loc="outside lower center", ncols=len(_COLOURS))
-    figure.savefig(path)
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # drawn as a box; the file is whole
+        figure.savefig(picture, format=path.suffix[1:].lower())
+    write_atomically(path, [picture.getvalue()])

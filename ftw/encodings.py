@@ -39,14 +39,20 @@ _SCHEMES = (
     Scheme("ModelOpt NVFP4", ("weight", "weight_scale", "weight_scale_2")),
     Scheme("torchao", ("_weight_qdata",)),
     Scheme("quanto", ("weight._data",)),
+    Scheme("quanto", ("weight._data._data",)),
     Scheme("HQQ", ("W_q",)),
     Scheme("EETQ", ("weight", "weight_scales")),
     Scheme("Gemma QAT", ("embedding_quantized",)),
     Scheme("MLX affine", ("weight", "scales", "biases")),
     Scheme("metal affine", ("weight", "scales", "qbiases")),
     Scheme("MXFP4", ("weight_blocks", "weight_scales")),
+    Scheme("VPTQ", ("indices",)),
+    Scheme("SpQR", ("dense_weights",)),
+    Scheme("HIGGS", ("weight", "scales", "tables2")),
+    Scheme("FP-Quant", ("qweight", "scales")),
+    Scheme("FP-Quant", ("dqweight",)),
 )
-_SCALES = ("weight_scale_inv", "weight_scale", "scale", "scales")
+_SCALES = ("weight_scale_inv", "weight_scale", "scale_weight", "scale", "scales")
 
 
 def name_scheme(suffixes: Iterable[str], tensors: Mapping[str, TensorInfo]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw import families
+from ftw.placement import moving_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,10 +38,10 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What the eligible tables free on the GPU, None where the checkpoint does not tell.
+    """What the tables that move free on the GPU, None where the checkpoint does not tell.
 
     Attributes:
-        vram_bytes: Bytes of all eligible tables.
+        vram_bytes: Bytes of the eligible tables that `embed="host"` moves.
         expert_slot_bytes: Bytes of one routed expert of one layer, in this checkpoint's encoding.
         expert_slots: Experts that fit into `vram_bytes`.
         kv_bytes_per_token: Bytes that one token adds to a 16-bit KV cache.
@@ -72,13 +73,13 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How the VRAM of a GPU is spent, with the eligible tables on it and without.
+    """How the VRAM of a GPU is spent, with the tables that move on it and without.
 
     Attributes:
         vram_bytes: All of it.
-        weights_bytes: All weights but eligible tables and routed experts, which an engine can keep in host memory.
+        weights_bytes: All weights but tables that move and routed experts, which an engine can keep in host memory.
         expert_bytes: All routed experts.
-        before: With the eligible tables on the GPU.
+        before: With those tables on the GPU.
         after: With them in host memory.
     """
 
@@ -91,16 +92,16 @@ class Budget:
 
 def find_gain(checkpoint: Checkpoint, verdict: Verdict) -> Gain:
     """Return what leaving the GPU frees."""
-    vram = sum(table.nbytes for table in verdict.eligible_tables)
+    vram = sum(table.nbytes for table in moving_tables(verdict))
     slot = find_experts(checkpoint.tensors.values(), checkpoint.config.num_experts).slot_bytes
     token = kv_bytes_per_token(checkpoint.config)
     return Gain(vram, slot, _how_many(vram, slot), token, _how_many(vram, token))
 
 
 def plan_budget(checkpoint: Checkpoint, verdict: Verdict, vram_bytes: int) -> Budget:
-    """Return how `vram_bytes` are spent before and after the eligible tables have left."""
+    """Return how `vram_bytes` are spent before and after the tables that move have left."""
     experts = find_experts(checkpoint.tensors.values(), checkpoint.config.num_experts)
-    tables = sum(table.nbytes for table in verdict.eligible_tables)
+    tables = sum(table.nbytes for table in moving_tables(verdict))
     token = kv_bytes_per_token(checkpoint.config)
     weights = checkpoint.nbytes - tables - experts.nbytes
     num_experts = experts.nbytes // experts.slot_bytes if experts.slot_bytes else 0
@@ -142,8 +143,8 @@ def find_experts(tensors: Iterable[TensorInfo], num_experts: int | None) -> Expe
             banks.setdefault(match["bank"] if match else tensor.name, tensor.nbytes // tensor.shape[0])
         elif "exp" not in tensor.name:
             continue
-        elif (match := _ONE_EXPERT.search(tensor.name)) and not _SHARED.search(tensor.name):
-            single[tensor.name[: match.end()]] += tensor.nbytes
+        elif one := _one_expert(tensor.name):
+            single[one] += tensor.nbytes
         elif (match := _STACKED_EXPERTS.fullmatch(tensor.name)) and tensor.shape[:1] == (num_experts,) and num_experts:
             stacked[match["bank"] or match["block"]] += tensor.nbytes // num_experts
         else:
@@ -152,6 +153,15 @@ def find_experts(tensors: Iterable[TensorInfo], num_experts: int | None) -> Expe
     if banks:
         return Experts(sum(banks.values()), nbytes)
     return Experts(max([*single.values(), *stacked.values()], default=None), nbytes)
+
+
+def _one_expert(name: str) -> str:
+    """Return `….experts.7` of `….experts.7.up_proj.weight`, and nothing of another name; a pattern takes longer."""
+    bank, _, rest = name.partition("experts.")
+    number, dot, part = rest.partition(".")
+    if not (dot and part and number.isdecimal()) or bank.rpartition(".")[2].startswith("shared"):
+        return ""
+    return name[: len(name) - len(part)]
 
 
 def _how_many(nbytes: int, each: int | None) -> int | None:

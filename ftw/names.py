@@ -47,7 +47,6 @@ _OTHER_TABLES = {
     r"|position_embd",
     "token_type_embedding": r"(?:.+\.)?token_type_embeddings(?:_\d+)?|token_types",
 }
-_TELLING = re.compile(r"embe?d|wpe|token_types|position")  # in every such path, and in few other names
 # These two occur in towers of other senses too: they count where they lie beside a token embedding.
 _BESIDE_TOKENS = frozenset({"position_embedding", "token_type_embedding"})
 _SHARD = re.compile(r"(?:shard_)?\d+\.weight")  # one part of an n-gram table, cut along its rows
@@ -66,6 +65,7 @@ _PACKED = re.compile(
     r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax"
     r"|quant_map|quant_state\..+|packed|shape|W_q|q?data|qweight|luts|encoded_exponent|sign_mantissa"
     r"|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks|g_idx)"
+    r"|dqweight|dense_weights|indices|centroids\.weight|tables2"
 )
 # Those of them that lie beside a weight and never in place of one.
 _SCALES = re.compile(
@@ -125,7 +125,7 @@ def find_other_tables(names: Iterable[str], embeddings: list[StoredModule]) -> l
     beside = parents | {f"{parent}.{side}".lstrip(".") for parent in parents for side in _SIDES}
     found: dict[tuple[str, str], dict[str, str]] = {}
     for name in names:
-        if not _TELLING.search(name) or len(name) > _MAX_NAME:
+        if not ("emb" in name or "wpe" in name or "token_types" in name or "position" in name) or len(name) > _MAX_NAME:
             continue
         match = _OTHER_TABLE.fullmatch(name)
         role = match and match.lastgroup

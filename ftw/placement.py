@@ -48,12 +48,17 @@ def plan_placement(verdict: Verdict, embed: str, source: str) -> Placement:
     if embed == "gpu":
         return Placement("gpu", (), "embed='gpu' leaves every table on the GPU")
     table = verdict.token_embedding
-    moved = tuple(table for table in verdict.eligible_tables if table.role in _MOVED_ROLES)
+    moved = moving_tables(verdict)
     if table.eligible:
         return Placement("host", moved, table.detail)
     if embed == "auto":
         return Placement("gpu", moved, table.detail)
     raise NotEligibleError(f"{refusal(table, source, table.detail)}; embed 'gpu' or 'auto' leaves it on the GPU")
+
+
+def moving_tables(verdict: Verdict) -> tuple[TableVerdict, ...]:
+    """Return the tables that move to host memory where they may."""
+    return tuple(table for table in verdict.eligible_tables if table.role in _MOVED_ROLES)
 
 
 def refusal(table: TableVerdict, source: str, why: str) -> str:

@@ -49,7 +49,10 @@ class Report:
             "dtypes": self.dtypes,
             "tables": [{key: getattr(table, key) for key in _TABLE_KEYS} for table in self.verdict.tables],
             "tied": {"value": self.verdict.tied, "evidence": list(self.verdict.tie_evidence)},
-            "host": {"eligible": self.is_host_eligible, "nbytes": self.gain.vram_bytes},
+            "host": {
+                "eligible": self.is_host_eligible,
+                "nbytes": sum(table.nbytes for table in self.verdict.eligible_tables),
+            },
             "gain": {key: getattr(self.gain, key) for key in _GAIN_KEYS},
             **({} if self.budget is None else {"budget": _budget_dict(self.budget)}),
             "warnings": list(self.verdict.warnings),

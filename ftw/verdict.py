@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES
 from ftw.encodings import name_scheme
+from ftw.kv_cache import first_count
 from ftw.names import StoredModule, find_heads, find_other_tables, find_token_embeddings
 from ftw.packing import Packing, UnknownPackingError, find_packing
 from ftw.tie import NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie, read_claim
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
+    from ftw.config import ModelConfig
     from ftw.tensors import TensorInfo
 
 TOKEN_EMBEDDING = "token_embedding"  # noqa: S105 - a role, not a secret
@@ -187,7 +189,7 @@ def _judge_encoding(checkpoint: Checkpoint, module: StoredModule, weights: list[
         return _Encoding(unsupported, f"its shape is {list(weight.shape)}, which has no elements")
     if any((other.dtype, other.shape[1:]) != (weight.dtype, weight.shape[1:]) for other in weights):
         return _Encoding(unsupported, "its shards have different dtypes or widths")
-    problem = _missing_shard(module)
+    problem = _missing_shard(module, checkpoint.config)
     if problem:
         return _Encoding(unsupported, problem)
     try:
@@ -201,9 +203,15 @@ def _judge_encoding(checkpoint: Checkpoint, module: StoredModule, weights: list[
     return _Encoding(packing=packing)
 
 
-def _missing_shard(module: StoredModule) -> str:
+def _missing_shard(module: StoredModule, config: ModelConfig) -> str:
+    """Name the first shard of a table that is not stored; the last ones are missed by the configuration alone."""
     numbers = [int("".join(filter(str.isdigit, suffix))) for suffix in module.shards]
-    missing = next((place for place, number in enumerate(numbers) if place != number), None)
+    if not numbers:
+        return ""
+    text = config.raw.get("text_config")
+    parts = (text if isinstance(text, dict) else {}, config.raw)
+    count = max(first_count(parts, ("split_ngram_parts",)) or 0, len(numbers))
+    missing = next((place for place in range(count) if numbers[place : place + 1] != [place]), None)
     return "" if missing is None else f"its shard {missing} is missing"
 
 

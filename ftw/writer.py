@@ -254,6 +254,7 @@ def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:  # a write does not know the name of its file
+        temporary.unlink(missing_ok=True)
         error.filename = error.filename or str(path)
         raise
     temporary.replace(path)

@@ -1,8 +1,8 @@
-"""Encodings: every scheme of quantised checkpoints, on the table, on the layers alone, on the LM head, and on all of them.
+"""Encodings: every scheme of quantised checkpoints, on the table, on the layers alone, on the LM head, on everything.
 
-The names, types and shapes of the tensors are those that each library writes. They were read off its own output: torchao
+Names, types and shapes of the tensors are those that each library writes. They were read off its own output: torchao
 0.18.0, optimum-quanto 0.2.7, HQQ 0.2.8, compressed-tensors 0.20.1; or off its source: transformers 5.24.0 (FP8,
-FBGEMM, EETQ, metal, Gemma QAT, BitNet, HIGGS), ModelOpt 0.47.0.
+FBGEMM, EETQ, metal, Gemma QAT, HIGGS), ModelOpt 0.47.0.
 """
 
 from collections.abc import Callable
@@ -36,11 +36,15 @@ class Scheme(NamedTuple):
 def one_scale(quantization: dict[str, Any], scale: str, *, kind: str = "FP8", **others: tuple[Any, ...]) -> Scheme:
     dtype = {"FP8": F8, "INT8": I8}[kind]
     parts = {scale: (F32,), **others}
-    return Scheme(f"{kind} with one scale for the tensor", quantization, lambda r, c: {"weight": (dtype, r, c), **parts})
+    return Scheme(
+        f"{kind} with one scale for the tensor", quantization, lambda r, c: {"weight": (dtype, r, c), **parts}
+    )
 
 
 def blocks(named: str, quantization: dict[str, Any], scale: str, parts: Callable[[int, int], Parts]) -> Scheme:
-    return Scheme(f"FP8 with a scale for each {named}", quantization, lambda r, c: {"weight": (F8, r, c), **parts(r, c)})
+    return Scheme(
+        f"FP8 with a scale for each {named}", quantization, lambda r, c: {"weight": (F8, r, c), **parts(r, c)}
+    )
 
 
 FP8, FBGEMM, AWQ, GPTQ = ({"quant_method": method} for method in ("fp8", "fbgemm_fp8", "awq", "gptq"))
@@ -195,11 +199,13 @@ LAYERS_ALONE: dict[str, Callable[[int, int], Parts]] = {
     "bitnet": lambda r, c: {"weight": (U8, r // 4, c), "weight_scale": (BF16, 1)},
     "quark": lambda r, c: {"weight": (F8, r, c), "weight_scale": (F32,), "input_scale": (F32,)},
     "fp_quant": lambda r, c: {"qweight": (U8, r, c // 2), "scales": (U8, r, c // 32)},
+    "fp_quant_pseudo": lambda r, c: {"dqweight": (BF16, r, c), "forward_hadamard_matrix": (BF16, 32, 32)},
     "mxfp4_gpt_oss": lambda r, c: {
         "experts.gate_up_proj_blocks": (U8, 4, r, c // 32, 16), "experts.gate_up_proj_scales": (U8, 4, r, c // 32),
         "experts.gate_up_proj_bias": (BF16, 4, r),
     },
 }  # fmt: skip
+LINEAR_HEADS = [scheme for scheme in LAYERS_ALONE if scheme != "mxfp4_gpt_oss"]  # that one, experts alone
 
 
 def filled(parts: Parts, path: str, value: int = 1) -> dict[str, torch.Tensor]:
@@ -228,12 +234,6 @@ def assert_plain_and_untied(report: Report, head: str) -> None:
     assert report.verdict.tied is False
 
 
-UNNAMED = {
-    "quanto_int4": "ftw/encodings.py asks for weight._data, which int4 stores as weight._data._data",
-    "fp8_comfyui": "ftw/encodings.py does not know scale_weight",
-}
-
-
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_scheme_on_the_table_is_refused_and_named(tmp_path: Path, scheme: str) -> None:
     named, quantization, parts = SCHEMES[scheme]
@@ -244,8 +244,6 @@ def test_scheme_on_the_table_is_refused_and_named(tmp_path: Path, scheme: str) -
     assert table.nbytes >= max(tensor.nbytes for tensor in tensors.values())
     assert not report.is_host_eligible
     assert report.gain.vram_bytes == 0
-    if scheme in UNNAMED and not table.detail.startswith(named):
-        pytest.xfail(UNNAMED[scheme])
     assert table.detail.startswith(f"{named}: ")
     assert table.detail.endswith(" lie beside it, so its rows are not plain")
 
@@ -258,11 +256,12 @@ def test_scheme_on_the_layers_leaves_a_plain_table_eligible(tmp_path: Path, sche
     assert_plain_and_untied(inspect(tmp_path, tensors, quantization), "lm_head.weight")
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("scheme", [*SCHEMES, *LINEAR_HEADS], ids=str)
 def test_scheme_on_the_head_leaves_it_a_head(tmp_path: Path, scheme: str) -> None:
     """A head without a `weight` is stored nevertheless: it must not be taken for one that is tied."""
-    parts = (LINEAR.get(scheme) or SCHEMES[scheme].parts)(ROWS, COLUMNS)
-    report = inspect(tmp_path, {**plain(TABLE), **filled(parts, HEAD, 2)}, SCHEMES[scheme].quantization)
+    parts = LAYERS_ALONE.get(scheme) or LINEAR.get(scheme) or SCHEMES[scheme].parts
+    quantization = SCHEMES[scheme].quantization if scheme in SCHEMES else {"quant_method": scheme}
+    report = inspect(tmp_path, {**plain(TABLE), **filled(parts(ROWS, COLUMNS), HEAD, 2)}, quantization)
     [head] = [name for name in report.verdict.tie_evidence if name.startswith("tensor:")]
     assert_plain_and_untied(report, head.removeprefix("tensor:"))
     assert head.startswith(f"tensor:{HEAD}.")
@@ -342,7 +341,7 @@ def test_df11_table_is_refused(tmp_path: Path, layout: str) -> None:
     assert table.detail == "DF11 stores Huffman-coded exponents, so single rows cannot be read"
     assert table.nbytes == sum(tensor.nbytes for tensor in df11(TABLE).values())
     assert report.verdict.tied is False
-    with pytest.raises(ftw.NotEligibleError, match="model.embed_tokens: DF11 stores"):
+    with pytest.raises(ftw.NotEligibleError, match="DF11 stores Huffman-coded exponents"):
         ftw.convert(tmp_path, tmp_path / "out", embed="host")
 
 

@@ -9,8 +9,11 @@
 
 A kernel asks for the eight values one after another; what does not depend on `c`, such as a scale, is the same
 expression each time, and the compiler computes it once. That and loads of two bytes make a value cost a few
-instructions instead of a hundred. Operations come in the order of the gguf package's decoders, with nothing fused, so
-that values are equal to the last bit. In the comments `[a, b]` is a run of b bytes from byte a of the block on.
+instructions instead of a hundred. A thread issues its loads in the order in which they stand here, and waits at the
+first that needs another's result, so what comes out of a codebook is asked for last.
+
+Operations come in the order of the gguf package's decoders, with nothing fused, so that values are equal to the last
+bit. In the comments `[a, b]` is a run of b bytes from byte a of the block on.
 """
 
 from __future__ import annotations
@@ -272,9 +275,10 @@ def _step(scale, nibble):
 def decode_iq2_xxs(block, octet, c: tl.constexpr, codebook):
     # scale [0, 2]; of each 32 values four grid indices and four times seven signs below a scale of 4 bits [2, 64]
     group = block + 2 + (octet >> 2) * 8
+    sign = _sign_of_seven(_seven_signs(group + 4, octet & 3), c)
     scale = _step(_half(block), _word(group + 6) >> 12) * 0.25
     value = _grid_byte(codebook, _byte(group + (octet & 3)) * 2, c).to(tl.float32)
-    return _negated(scale * value, _sign_of_seven(_seven_signs(group + 4, octet & 3), c))
+    return _negated(scale * value, sign)
 
 
 @triton.jit
@@ -289,19 +293,19 @@ def decode_iq2_xs(block, octet, c: tl.constexpr, codebook):
 def decode_iq2_s(block, octet, c: tl.constexpr, codebook):
     # scale [0, 2], grid indices [2, 32], signs [34, 32], two more bits of the indices [66, 8], nibbles of scale [74, 8]
     index = _byte(block + 2 + octet) | (_pair(_byte(block + 66 + (octet >> 2)), octet & 3) << 8)
+    sign = (_byte(block + 34 + octet) >> c) & 1
     scale = _step(_half(block), _nibble(_byte(block + 74 + (octet >> 2)), (octet >> 1) & 1)) * 0.25
-    return _negated(scale * _grid_byte(codebook, index * 2, c).to(tl.float32), (_byte(block + 34 + octet) >> c) & 1)
+    return _negated(scale * _grid_byte(codebook, index * 2, c).to(tl.float32), sign)
 
 
 @triton.jit
 def decode_iq3_xxs(block, octet, c: tl.constexpr, codebook):
     # scale [0, 2], grid indices of four values each [2, 64]; of each 32 values signs and scale as in IQ2_XXS [66, 32]
     group = block + 66 + (octet >> 2) * 4
+    sign = _sign_of_seven(_seven_signs(group, octet & 3), c)
     scale = _step(_half(block), _word(group + 2) >> 12) * 0.5
     index = _byte_of_run(block + 2 + octet * 2, c // 4)
-    return _negated(
-        scale * _grid_byte(codebook, index, c % 4).to(tl.float32), _sign_of_seven(_seven_signs(group, octet & 3), c)
-    )
+    return _negated(scale * _grid_byte(codebook, index, c % 4).to(tl.float32), sign)
 
 
 @triton.jit
@@ -309,8 +313,9 @@ def decode_iq3_s(block, octet, c: tl.constexpr, codebook):
     # scale [0, 2], grid indices [2, 64], their ninth bits [66, 8], signs [74, 32], nibbles of scale [106, 4]
     ninth = (_byte(block + 66 + (octet >> 2)) >> ((octet & 3) * 2 + c // 4)) & 1
     index = _byte_of_run(block + 2 + octet * 2, c // 4) | (ninth << 8)
+    sign = (_byte(block + 74 + octet) >> c) & 1
     scale = _half(block) * (1 + 2 * _nibble(_byte(block + 106 + (octet >> 3)), (octet >> 2) & 1)).to(tl.float32)
-    return _negated(scale * _grid_byte(codebook, index, c % 4).to(tl.float32), (_byte(block + 74 + octet) >> c) & 1)
+    return _negated(scale * _grid_byte(codebook, index, c % 4).to(tl.float32), sign)
 
 
 @triton.jit
