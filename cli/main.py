@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             # Whoever read our output has left; nothing may be written at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
-        print_error(str(error))
+        print_error(_describe(error))
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
         print_error("interrupted")
@@ -90,3 +90,10 @@ def main(arguments: list[str] | None = None) -> int:
     if status == INTERRUPTED:  # typer makes this of a KeyboardInterrupt
         print_error("interrupted")
     return status if isinstance(status, int) else DONE
+
+
+def _describe(error: FtwError | OSError) -> str:
+    """Return the line of an error; one of the operating system in the form that ours have."""
+    if isinstance(error, FtwError) or not error.strerror:
+        return str(error)
+    return f"{error.filename or 'stdout'}: file: {error.strerror[0].lower()}{error.strerror[1:]}"

@@ -27,7 +27,7 @@ def check_plot(path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
-        problem = "a picture needs matplotlib; pip install 'ftw-toolkit[plot]'"
+        problem = "a picture needs matplotlib; pip install matplotlib"
         raise OutputError(f"{printable(str(path))}: plot: {problem}") from error
     suffix = path.suffix.removeprefix(".").lower()
     allowed = set(FigureCanvasAgg.get_supported_filetypes()) - {"pgf"}  # which needs TeX

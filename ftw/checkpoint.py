@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from ftw.config import ModelConfig, read_model_config
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
 from ftw.gguf_config import parse_gguf_config
@@ -14,6 +16,7 @@ from ftw.readers import open_reader
 from ftw.readers.ftw import GGUF_METADATA_NAME
 from ftw.readers.gguf import read_gguf_metadata
 from ftw.source import locate_source, resolve_source
+from ftw.strict_json import shown
 
 if TYPE_CHECKING:
     import os
@@ -82,6 +85,11 @@ class Checkpoint:
         return self._reader.left_out
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was taken one way and could have been meant another."""
+        return self._reader.warnings
+
+    @property
     def derived_files(self) -> tuple[DerivedFile, ...]:
         """Files that an FTW made from this checkpoint needs, of what the format keeps among its weights."""
         return self._reader.derived_files()
@@ -124,7 +132,7 @@ class Checkpoint:
             problem = f"bytes {offset} to {offset + len(view)} were asked for, it has {tensor.nbytes}"
             raise CheckpointError(self.source, name, problem)
         order = self._reader.block_order(tensor)
-        if order is None:
+        if order is None or not view:
             self._read_stored(tensor, view, offset)
             return
         start = offset // len(order) * len(order)
@@ -169,9 +177,26 @@ def _read_config(reader: Reader) -> ModelConfig:
     if reader.format == "gguf":
         return parse_gguf_config(reader.metadata, reader.files[0].path)
     copy = reader.folder / GGUF_METADATA_NAME
-    if reader.format == "ftw" and (copy.exists() or copy.is_symlink()):
-        return parse_gguf_config(read_gguf_metadata(copy), copy)
+    if reader.format == "ftw":
+        _check_copy(reader, copy)
+        if copy.exists() or copy.is_symlink():  # a link to nothing is a broken checkpoint
+            return parse_gguf_config(read_gguf_metadata(copy), copy)
     return read_model_config(reader.folder)
+
+
+def _check_copy(reader: Reader, copy: Path) -> None:
+    """Check the copy of a GGUF's metadata against the index, where that records it: a verdict rests on it."""
+    own = reader.metadata.get("ftw")
+    derived = own.get("derived") if isinstance(own, dict) else None
+    for entry in derived if isinstance(derived, list) else []:
+        if not isinstance(entry, dict) or entry.get("name") != GGUF_METADATA_NAME:
+            continue
+        if not copy.is_file():
+            raise CheckpointError(copy, "file", "is missing, the index says that the checkpoint has it")
+        with copy.open("rb") as file:
+            found = xxhash.xxh3_64(file.read()).hexdigest()
+        if found != entry.get("xxh3_64"):
+            raise CheckpointError(copy, "file", f"checksum is {found}, the index says {shown(entry.get('xxh3_64'))}")
 
 
 def _rearranged(blocks: bytearray, order: tuple[int, ...]) -> memoryview:

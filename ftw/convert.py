@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from ftw import metadata_files
 from ftw._version import __version__
 from ftw.checkpoint import open_checkpoint
 from ftw.dtypes import DTYPES
-from ftw.errors import CheckpointError
+from ftw.errors import CheckpointError, OutputError
 from ftw.placement import Placement, plan_placement
 from ftw.readers.ftw import ALIGNMENT
 from ftw.strict_json import MAX_NBYTES
@@ -25,7 +27,7 @@ from ftw.verdict import judge
 from ftw.writer import DEFAULT_SHARD_LIMIT, FtwWriter, Layout, index_nbytes, plan_layout, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ftw.checkpoint import Checkpoint
     from ftw.readers.base import DerivedFile, LeftOut
@@ -119,7 +121,9 @@ def convert(
             fit on its disk.
         ValueError: `embed` or `shard_limit` is not allowed.
     """
-    if shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
+    if not os.fspath(target):  # which would be the current folder
+        raise OutputError("'': target: is empty, the name of a folder is needed")
+    if not isinstance(shard_limit, int) or shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
         raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
     destination = Path(os.path.realpath(target))  # of a link: what it points to is made or replaced
     with open_checkpoint(source) as checkpoint:
@@ -181,8 +185,7 @@ def _needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
 
 def _write(checkpoint: Checkpoint, plan: ConversionPlan, staging: Path, progress: Callable[[int, int], None]) -> None:
     metadata_files.copy(plan.metadata_files, checkpoint.folder, staging)
-    for file in plan.derived_files:
-        write_atomically(staging / file.name, file.read())
+    derived = [_write_derived(file, staging) for file in plan.derived_files]
     total = sum(tensor.nbytes for tensor in plan.layout.tensors)
     done = 0
     with FtwWriter(staging, plan.layout) as writer:
@@ -195,10 +198,23 @@ def _write(checkpoint: Checkpoint, plan: ConversionPlan, staging: Path, progress
                 progress(done, total)
 
             writer.write(tensor, read_into)
-        writer.finish(_index_extra(checkpoint, plan))
+        writer.finish(_index_extra(checkpoint, plan, derived))
 
 
-def _index_extra(checkpoint: Checkpoint, plan: ConversionPlan) -> dict[str, Any]:
+def _write_derived(file: DerivedFile, staging: Path) -> dict[str, Any]:
+    """Write a derived file, and return what the index records of it: a verdict may rest on its content."""
+    hasher = xxhash.xxh3_64()
+
+    def pieces() -> Iterator[bytes]:
+        for piece in file.read():
+            hasher.update(piece)
+            yield piece
+
+    write_atomically(staging / file.name, pieces())
+    return {"name": file.name, "bytes": file.nbytes, "xxh3_64": hasher.hexdigest()}
+
+
+def _index_extra(checkpoint: Checkpoint, plan: ConversionPlan, derived: list[dict[str, Any]]) -> dict[str, Any]:
     carried: dict[str, Any] = {}
     if checkpoint.format == "ftw":
         carried = {key: value for key, value in checkpoint.metadata.items() if key not in _OWN_INDEX_KEYS}
@@ -213,6 +229,7 @@ def _index_extra(checkpoint: Checkpoint, plan: ConversionPlan) -> dict[str, Any]
                 "format": checkpoint.format,
                 "files": [{"name": _unicode(file.path.name), "bytes": file.nbytes} for file in checkpoint.files],
             },
+            **({"derived": derived} if derived else {}),
             "embed": {
                 "placement": plan.placement.placement,
                 "tables": [name for table in plan.placement.host_tables for name in table.tensors],

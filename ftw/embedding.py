@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ftw.errors import ClosedError
+from ftw.errors import ClosedError, LookupArgumentError
 from ftw.kernels.lookup import lookup
 from ftw.kernels.packed_lookup import OUT_DTYPES, packed_columns, packed_lookup
 
@@ -49,9 +49,14 @@ class HostEmbedding(nn.Module):
             ggml_type: The GGUF type of packed rows, a key of `ftw.ggml_types.PACKED_TYPES`; None for a plain table.
 
         Raises:
-            LookupArgumentError: The table does not hold whole blocks of `ggml_type`, or there is no such type.
+            LookupArgumentError: The table is no matrix, `dtype` no floating-point type of torch, or the table does not
+                hold whole blocks of `ggml_type`, or there is no such type.
         """
         super().__init__()
+        if table.ndim != 2:
+            raise LookupArgumentError(f"{name}: table: found {list(table.shape)}, [rows, columns] is needed")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise LookupArgumentError(f"{name}: dtype: found {dtype!r}, a floating-point dtype of torch is needed")
         self.name = name
         self.placement = placement
         self.ggml_type = ggml_type

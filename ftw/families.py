@@ -118,6 +118,7 @@ GGUF_WITHOUT_HEAD = frozenset(
     """.split()
 )
 
+_MAX_NAME = 512  # no class has a longer one; matching a hostile one of megabytes would take hours
 _HEADLESS = re.compile(
     r".+(For\w*Classification|ForQuestionAnswering|ForMultipleChoice|ForNextSentencePrediction|EncoderModel"
     r"|ForRewardModel|TextModelWithProjection|ForTextEncoding)|(Electra|Funnel|Splinter)ForPreTraining"
@@ -144,7 +145,7 @@ def is_headless(architecture: str | None, model_type: str | None) -> bool:
     Classifiers and encoders have none under any name; a bare "…Model" is trusted only in a family that is known, since
     remote code names whole chat models so.
     """
-    if not architecture or _WITH_HEAD.fullmatch(architecture):
+    if not architecture or len(architecture) > _MAX_NAME or _WITH_HEAD.fullmatch(architecture):
         return False
     if _HEADLESS.fullmatch(architecture):
         return True

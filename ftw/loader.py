@@ -45,7 +45,7 @@ class LoadedModel:
     have ended by then.
 
     Attributes:
-        config: What config.json says.
+        config: What config.json or a GGUF's metadata say.
         verdict: Which tables may leave the GPU, and why.
         memory: What loading the tables cost.
         tables: The tables in host memory, by the name of their tensor, or of the module where they are cut into shards.

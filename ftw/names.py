@@ -53,9 +53,10 @@ _SHARD = re.compile(r"(?:shard_)?\d+\.weight")  # one part of an n-gram table, c
 # Parts of a model that look up other things than its text: their tables are not the token embedding.
 _FOREIGN = frozenset(
     """
-    audio_model audio_tower blk code2wav code_predictor conditioning_encoder depth_decoder dit entity_embeddings
-    gemma_expert image_encoder layers mtp nextn patcher protein_encoder qformer speech_decoder_model
-    speech_encoder_model t2u_model talker token2wav vision_encoder vision_model vision_tower visual vq_model vqmodel
+    audio audio_model audio_tower blk code2wav code_predictor conditioning_encoder depth_decoder dit
+    entity_embeddings gemma_expert image_encoder layers medusa_head mtp mtp_head nextn patcher protein_encoder
+    qformer speech_decoder_model speech_encoder_model t2u_model talker token2wav vision_encoder vision_model
+    vision_tower visual vq_model vqmodel
     """.split()
 )
 # The two sides of an encoder-decoder, beside the table that both share.
@@ -65,12 +66,12 @@ _PACKED = re.compile(
     r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax"
     r"|quant_map|quant_state\..+|packed|shape|W_q|q?data|qweight|luts|encoded_exponent|sign_mantissa"
     r"|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks|g_idx)"
-    r"|dqweight|dense_weights|indices|centroids\.weight|tables2"
+    r"|dqweight|dense_weights|indices|centroids\.weight|tables2|weight\..+|lora_.+"
 )
 # Those of them that lie beside a weight and never in place of one.
 _SCALES = re.compile(
     r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax|shape"
-    r"|g_idx)"
+    r"|g_idx)|lora_.+"
 )
 # No module's name is longer; matching a hostile one of megabytes would take hours.
 _MAX_NAME = 512

@@ -60,6 +60,8 @@ def _recorded(tensor: TensorInfo, name: str) -> Packing:
         found = f"{tensor.dtype} {list(tensor.shape)} with logical_shape {shape and list(shape)}"
         raise UnknownPackingError(f"its rows are packed as {name}, but it is {found}")
     rows, columns = shape
+    if not rows:
+        raise UnknownPackingError(f"its logical_shape is {list(shape)}, which has no rows")
     if columns % known.block_size or known.row_nbytes(columns) != tensor.shape[1] or rows > tensor.shape[0]:
         found = f"it is {list(tensor.shape)} with logical_shape {list(shape)}"
         raise UnknownPackingError(

@@ -62,9 +62,15 @@ def _path_or_hub_id(source: str | os.PathLike[str]) -> Path | HubId:
         return path
     hub_id = parse_hub_id(name) if isinstance(source, str) else None
     # Below a folder that is there, a name is a path with a slip in it, and not the hub's business.
-    if hub_id is None or (hub_id.inside and Path(hub_id.repo_id).exists()):
+    is_slip = (
+        hub_id is not None and (Path(hub_id.repo_id).parent if not hub_id.inside else Path(hub_id.repo_id)).exists()
+    )
+    if hub_id is None or (is_slip and (hub_id.inside or name.endswith(_FILE_SUFFIXES))):
         raise SourceNotFoundError(f"{printable(name)}: {_NO_PATH}")
     return hub_id
+
+
+_FILE_SUFFIXES = (".gguf", ".safetensors", ".json")
 
 
 def _find_on_hub(hub_id: HubId) -> HubPath | Path:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftw.names import StoredModule
 
 
-_GGUF_TABLE, _GGUF_HEAD = "token_embd", "output"
+GGUF_TABLE, _GGUF_HEAD = "token_embd", "output"
 
 
 class Claim(NamedTuple):
@@ -112,8 +112,8 @@ def _judge_shared(checkpoint: Checkpoint, table: StoredModule, heads: list[Store
     if _is_encoders_alone(checkpoint, table, claim):
         beside = (*claim.evidence, "the decoder's table has other bytes")
         return Tie(False, "ok", beside, "untied: the LM head can share the decoder's table, and this is the encoder's")
-    if claim.v5 or claim.v4:  # a classifier's or a pooler's `head` must not pass for the one that shares the table
-        heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head)]
+    # A classifier's or a pooler's `head` must not pass for the one that shares the table.
+    heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head)]
     if not heads:
         return _judge_without_head(config, claim)
     copy = next((head for head in heads if _equal_modules(checkpoint, table, head)), None)
@@ -148,7 +148,7 @@ def _judge_without_head(config: ModelConfig, claim: Claim) -> Tie:
         return Tie(None, "tied", evidence, "no LM head is stored, and config.json names no architecture that has none")
     words = f"tied to the LM head: {config.architecture} has one, and none is stored"
     if not (claim.v5 or claim.v4):
-        words += f", although config says {TIE_KEY}=false"
+        words += f", although {_claim_words(config)}"
     return Tie(True, "tied", evidence, words)
 
 
@@ -175,8 +175,9 @@ def _judge_gguf(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredM
     """Decide by whether an LM head is stored; an FTW's copy of the metadata tells besides if its source had one."""
     config = checkpoint.config
     recorded = config.has_output_weight
-    if table.path == _GGUF_TABLE:  # under GGUF's own names; FreeToken's FTWs have others
+    if table.path == GGUF_TABLE:  # under GGUF's own names; FreeToken's FTWs have others
         heads = [head for head in heads if head.path == _GGUF_HEAD and "weight" in head.tensors]
+    heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head)]
     evidence: tuple[str, ...] = () if recorded is None else (f"gguf:output_weight_present={str(recorded).lower()}",)
     if config.architecture in families.GGUF_WITHOUT_HEAD:
         headless = (f"architecture:{config.architecture}", "no LM head")
@@ -199,9 +200,10 @@ def _judge_gguf(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredM
 def _maps_to_tokens(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:
     """Tell whether a head can have a row for each token; that of a packed one is not known."""
     rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
-    if rows is None or outputs is None or not rows.shape or not outputs.shape:
+    if rows is None or outputs is None or len(rows.shape) != 2 or len(table.tensors) > 1 or len(head.tensors) > 1:
         return True
-    return outputs.shape[0] * 2 >= rows.shape[0]  # Mllama's table has eight rows more than its head
+    # Mllama's table has eight rows more than its head.
+    return len(outputs.shape) == 2 and outputs.nbytes > 0 and outputs.shape[0] * 2 >= rows.shape[0]
 
 
 def _equal_modules(checkpoint: Checkpoint, left: StoredModule, right: StoredModule) -> bool:

@@ -7,7 +7,7 @@ each verdict carries the evidence that it rests on.
     reason                may leave   meaning
     ok                    yes
     tied                  no          the LM head, or the model itself, reads the whole table at every step
-    tie_conflict          no          config.json claims a tie, two different weights are stored
+    tie_conflict          no          configuration and tensors contradict each other
     df11                  no          Huffman-coded exponents: a row cannot be found without decoding
     unsupported_encoding  no          packed or scaled in a way that no lookup reads
     no_table              no          nothing in the checkpoint has the name of a token embedding
@@ -23,7 +23,7 @@ from ftw.encodings import name_scheme
 from ftw.kv_cache import first_count
 from ftw.names import StoredModule, find_heads, find_other_tables, find_token_embeddings
 from ftw.packing import Packing, UnknownPackingError, find_packing
-from ftw.tie import NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie, read_claim
+from ftw.tie import GGUF_TABLE, NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie, read_claim
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
@@ -112,6 +112,8 @@ _NO_TABLE = TableVerdict(
 def judge(checkpoint: Checkpoint) -> Verdict:
     """Judge the lookup tables of a checkpoint; reads bytes only where a stored LM head may be a copy of the table."""
     modules = find_token_embeddings(checkpoint.tensors)
+    if checkpoint.format == "gguf":  # which has its own names; FreeToken's FTWs of one have others
+        modules = [module for module in modules if module.path == GGUF_TABLE]
     heads = find_heads(checkpoint.tensors)
     config = checkpoint.config
     if (
@@ -123,7 +125,7 @@ def judge(checkpoint: Checkpoint) -> Verdict:
     for role, module in find_other_tables(checkpoint.tensors, modules):
         tie = READ_WHOLE if is_read_whole(config, module) else NOT_SHARED
         tables.append(_judge_table(checkpoint, module, tie, role))
-    warnings = _warnings(checkpoint, tables)
+    warnings = (*checkpoint.warnings, *_warnings(checkpoint, tables))
     if not ties:
         return Verdict((_NO_TABLE, *tables), None, (), warnings)
     return Verdict(tuple(tables), ties[0].value, ties[0].evidence, warnings)
@@ -143,9 +145,13 @@ def _judge_table(checkpoint: Checkpoint, module: StoredModule, tie: Tie, role: s
     is_matrix = bool(weights) and all(len(weight.shape) == 2 for weight in weights)
     shown = weights[0] if weights else max(tensors, key=lambda tensor: tensor.nbytes)
     encoding = _judge_encoding(checkpoint, module, weights)
+    if role == TOKEN_EMBEDDING and encoding.reason == "ok":
+        encoding = _check_width(checkpoint.config, weights, encoding)
     rows, columns = (sum(weight.shape[0] for weight in weights), shown.shape[1]) if is_matrix else (None, None)
     if encoding.packing:
         rows, columns = encoding.packing.rows, encoding.packing.columns
+    elif len(weights) == 1 and shown.logical_shape is not None and len(shown.logical_shape) == 2:
+        rows, columns = shown.logical_shape
     reason, detail = (tie.reason, tie.detail) if tie.reason != "ok" or encoding.reason == "ok" else encoding[:2]
     return TableVerdict(
         name=shown.name if is_matrix and len(weights) == 1 else module.path,
@@ -203,6 +209,16 @@ def _judge_encoding(checkpoint: Checkpoint, module: StoredModule, weights: list[
     return _Encoding(packing=packing)
 
 
+def _check_width(config: ModelConfig, weights: list[TensorInfo], encoding: _Encoding) -> _Encoding:
+    """Check a token embedding's width against a GGUF's metadata: of an FTW, its index might tell another one."""
+    width = encoding.packing.columns if encoding.packing else weights[0].shape[1]
+    allowed = (config.hidden_size, config.raw.get(f"{config.architecture}.features_length"))
+    if not config.is_gguf or config.hidden_size is None or width in allowed:
+        return encoding
+    problem = f"its rows hold {width} values, but the metadata's embedding_length is {config.hidden_size}"
+    return _Encoding("unsupported_encoding", problem)
+
+
 def _missing_shard(module: StoredModule, config: ModelConfig) -> str:
     """Name the first shard of a table that is not stored; the last ones are missed by the configuration alone."""
     numbers = [int("".join(filter(str.isdigit, suffix))) for suffix in module.shards]
@@ -220,7 +236,7 @@ def _warnings(checkpoint: Checkpoint, tables: list[TableVerdict]) -> tuple[str, 
     rows = next((table.rows for table in tables if table.role == TOKEN_EMBEDDING), None)
     if rows is None:
         return ()
-    name = tables[0].name
+    name = next(table.name for table in tables if table.role == TOKEN_EMBEDDING)
     if config.is_gguf and config.num_tokens not in (None, rows):
         return (f"{name} has {rows} rows, the tokenizer's list {config.num_tokens} tokens; the table's rows count",)
     if not config.is_gguf and config.vocab_size is not None and rows < config.vocab_size:

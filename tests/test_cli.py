@@ -266,7 +266,7 @@ def test_cli_full_disk_under_stdout_is_one_line(untied):
     with Path("/dev/full").open("w") as full:
         done = command("inspect", untied, stdout=full, stderr=subprocess.PIPE, capture_output=False)
     assert done.returncode == 1
-    assert done.stderr == "ftw: error: [Errno 28] No space left on device\n"
+    assert done.stderr == "ftw: error: stdout: file: no space left on device\n"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"], ids=["stdout", "stderr", "both"])
@@ -327,4 +327,4 @@ def test_cli_demo_makes_a_checkpoint_that_transformers_loads(capfd, tmp_path):
         _, info = Qwen3MoeForCausalLM.from_pretrained(folder / name, output_loading_info=True)
         assert {key: value for key, value in info.items() if value} == {}
     capfd.readouterr()  # transformers' progress bars
-    assert "File exists" in fails(capfd, 1, "demo", "--folder", folder)
+    assert "file: file exists" in fails(capfd, 1, "demo", "--folder", folder)

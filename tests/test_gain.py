@@ -270,7 +270,7 @@ def test_plot_without_matplotlib_tells_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     text = fails(capsys, 1, "inspect", moe, "--vram", "1GiB", "--plot", tmp_path / "x.png")
-    assert text.rstrip().endswith("x.png: plot: a picture needs matplotlib; pip install 'ftw-toolkit[plot]'")
+    assert text.rstrip().endswith("x.png: plot: a picture needs matplotlib; pip install matplotlib")
 
 
 def write_gib(folder: Path) -> Path:

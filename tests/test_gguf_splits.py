@@ -105,13 +105,18 @@ def _second_shard(alignment: int, padding: int, own: int | None = None) -> Calla
         _second_shard(32, 0),
         _second_shard(32, 16),
         _second_shard(128, 0, own=128),
-        _second_shard(32, 7),
     ],
-    ids=["first-shards", "first-shards-padded", "default", "default-padded", "its-own", "neither-fits"],
+    ids=["first-shards", "first-shards-padded", "default", "default-padded", "its-own"],
 )
 def test_shard_begins_its_data_where_they_fill_the_file(tmp_path: Path, write: Callable[[Path], None]) -> None:
     write(tmp_path)
     assert stored(GgufReader(tmp_path), "b") == b"b" * 48
+
+
+def test_shard_whose_data_fill_the_file_under_no_alignment_is_refused(tmp_path: Path) -> None:
+    _second_shard(32, 7)(tmp_path)
+    with pytest.raises(CheckpointError, match="under neither 64 nor 32 the data fill the file"):
+        GgufReader(tmp_path)
 
 
 def test_set_that_the_broken_ones_differ_from_is_read(tmp_path: Path) -> None:

@@ -113,7 +113,9 @@ def test_ftw_is_judged_as_the_gguf_that_it_was_made_from(tmp_path: Path, head: b
     source = write_gguf(tmp_path / "m.gguf", tensors, kvs_of(tokens=9), order=order)
     ftw.convert(source, tmp_path / "out", embed="auto")
     before, after = ftw.inspect(source).verdict, ftw.inspect(tmp_path / "out").verdict
-    assert (after.tables, after.tied, after.warnings) == (before.tables, before.tied, before.warnings)
+    assert (after.tables, after.tied, after.warnings) == (before.tables, before.tied, before.warnings[-1:])
+    is_guess = any("do not tell" in warning for warning in before.warnings)  # random blocks
+    assert is_guess is (order is GGUFEndian.BIG)
     assert after.tie_evidence == (f"gguf:output_weight_present={str(head).lower()}", *before.tie_evidence)
 
 

@@ -29,6 +29,7 @@ _MAX_SAMPLE_NBYTES = 256 << 10  # of each of them
 _MIN_HALVES = 32
 _MIN_SPREAD = 16.0  # of mantissa bits, as a standard deviation; evenly spread ones have 37, an exponent's byte below 10
 _BFLOAT16 = "BF16"
+_WARNING = "the file is big-endian, and its packed blocks do not tell whether they are; they are taken as little-endian"
 # The scales of these are no halves, or scattered ones.
 _WITHOUT_SCALE = frozenset({"IQ1_M", "MXFP4", "NVFP4"})
 
@@ -41,10 +42,15 @@ class _Sample(NamedTuple):
     offset: int
 
 
-def read_block_orders(
-    tensors: Iterable[TensorInfo], files: Mapping[str, WeightFile]
-) -> dict[str, tuple[int, ...] | None]:
-    """Return `Reader.block_order` of a big-endian checkpoint for each type that occurs in it, by the type's name.
+class BlockOrders(NamedTuple):
+    """`Reader.block_order` for each type that occurs, by its name; `warning` is empty unless the data did not tell."""
+
+    by_type: dict[str, tuple[int, ...] | None]
+    warning: str
+
+
+def read_block_orders(tensors: Iterable[TensorInfo], files: Mapping[str, WeightFile]) -> BlockOrders:
+    """Find how the blocks of a big-endian checkpoint have to be rearranged.
 
     `files` are by the name of the shard. Reads at most 4 MiB.
 
@@ -56,11 +62,14 @@ def read_block_orders(
         by_type.setdefault(tensor.ggml_type or tensor.dtype, []).append(tensor)
     orders = {name: _order_of(name, found[0], files) for name, found in by_type.items()}
     packed = [sample for name, found in by_type.items() for sample in _samples(name, found)]
-    if _order_of_halves(packed, files) != ">":
+    found_order = _order_of_halves(packed, files, are_scales=True)
+    if found_order != ">":
         orders.update({name: None for name, found in by_type.items() if found[0].ggml_type})
-    if _order_of_halves([_Sample(tensor, 2, 0) for tensor in by_type.get(_BFLOAT16, ())], files) == "<":
+    halves = [_Sample(tensor, 2, 0) for tensor in by_type.get(_BFLOAT16, ())]
+    if _order_of_halves(halves, files, are_scales=False) == "<":
         orders[_BFLOAT16] = None
-    return orders
+    is_guess = not found_order and any(sample.tensor.nbytes for sample in packed)
+    return BlockOrders(orders, _WARNING if is_guess else "")
 
 
 def _order_of(name: str, tensor: TensorInfo, files: Mapping[str, WeightFile]) -> tuple[int, ...] | None:
@@ -80,7 +89,7 @@ def _samples(name: str, tensors: list[TensorInfo]) -> list[_Sample]:
     return [_Sample(tensor, ggml_types_by_name()[name].type_size, scale) for tensor in tensors]
 
 
-def _order_of_halves(samples: list[_Sample], files: Mapping[str, WeightFile]) -> str:
+def _order_of_halves(samples: list[_Sample], files: Mapping[str, WeightFile], *, are_scales: bool) -> str:
     """Return the byte order of halves, by which byte is clearly the one with the exponent; empty where none is."""
     halves: Counter[tuple[int, int]] = Counter()
     for tensor, block_nbytes, offset in sorted(samples, key=lambda sample: -sample.tensor.nbytes)[:_MAX_TENSORS]:
@@ -90,9 +99,20 @@ def _order_of_halves(samples: list[_Sample], files: Mapping[str, WeightFile]) ->
     for zero in ((0, 0), (0, 0x80), (0x80, 0)):  # whose exponent is far from all others
         del halves[zero]
     first, second = (_spread([(half[place], count) for half, count in halves.items()]) for place in (0, 1))
-    if halves.total() < _MIN_HALVES or max(first, second) < _MIN_SPREAD or min(first, second) * 2 > max(first, second):
+    if halves.total() < _MIN_HALVES:
         return ""
-    return "<" if first > second else ">"
+    if max(first, second) >= _MIN_SPREAD and min(first, second) * 2 <= max(first, second):
+        return "<" if first > second else ">"
+    little, big = (_plausible(halves, high) for high in (1, 0))
+    if are_scales and max(little, big) > 0.9 and min(little, big) < 0.5:
+        return "<" if little > big else ">"
+    return ""
+
+
+def _plausible(halves: Counter[tuple[int, int]], high: int) -> float:
+    """Return the share of halves from 2 ** -12 to 2 ** 4, where scales that are all alike lie; of random bits half."""
+    good = sum(count for half, count in halves.items() if 3 <= (half[high] >> 2) & 31 < 19)
+    return good / (halves.total() or 1)
 
 
 def _spread(counts: list[tuple[int, int]]) -> float:

@@ -40,12 +40,14 @@ class Reader(Protocol):
         folder: Where config.json and the other metadata files lie.
         files: The files that hold the weights.
         left_out: What lies beside them and was not taken.
+        warnings: What was taken one way and could have been meant another.
     """
 
     format: ClassVar[str]
     folder: Path
     files: tuple[WeightFile, ...]
     left_out: tuple[LeftOut, ...]
+    warnings: tuple[str, ...]
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:

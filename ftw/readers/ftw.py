@@ -10,6 +10,7 @@ shard goes on in the next one. Unknown keys are kept in `metadata` and otherwise
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right
 from pathlib import Path
@@ -20,11 +21,12 @@ from ftw.errors import CheckpointError
 from ftw.host_memory import align_up
 from ftw.hub import open_weight_file
 from ftw.readers._safetensors_header import read_safetensors_header
+from ftw.readers.base import DerivedFile
 from ftw.strict_json import is_count, read_json_file, shown
 from ftw.tensors import Extent, TensorInfo
 
 if TYPE_CHECKING:
-    from ftw.readers.base import DerivedFile, LeftOut
+    from ftw.readers.base import LeftOut
     from ftw.weight_file import WeightFile
 
 INDEX_NAME = "freetoken_weight.json"
@@ -35,6 +37,7 @@ OWN_NAMES = re.compile(rf"freetoken-\d{{5,}}\.ftw|{re.escape(INDEX_NAME)}(\.tmp)
 FORMAT_NAME = "freetoken_weight"
 VERSION = 1
 ALIGNMENT = 4096
+_MAX_NAME_NBYTES = 255  # of a file, by Linux
 KINDS = ("weight", "experts_bank")
 
 
@@ -55,6 +58,7 @@ class FtwReader:
         self._read_side_files(index.get("side_files"))
         self.metadata: dict[str, Any] = {key: value for key, value in index.items() if key not in ("tensors", "shards")}
         self.left_out: tuple[LeftOut, ...] = ()
+        self.warnings: tuple[str, ...] = ()
 
     @staticmethod
     def accepts(path: Path) -> bool:
@@ -81,8 +85,12 @@ class FtwReader:
         """Return None: the format is little-endian."""
 
     def derived_files(self) -> tuple[DerivedFile, ...]:
-        """Return nothing: all that is not a weight lies in files of its own."""
-        return ()
+        """Return the copy of the metadata of the GGUF that this was made from, where there is one."""
+        path = self.folder / GGUF_METADATA_NAME
+        if not path.is_file():
+            return ()
+        content = path.read_bytes()
+        return (DerivedFile(GGUF_METADATA_NAME, len(content), lambda: iter((content,))),)
 
     def _error(self, subject: str, problem: str) -> CheckpointError:
         return CheckpointError(self._index_path, subject, problem)
@@ -214,4 +222,6 @@ class FtwReader:
 
 
 def _is_plain_name(name: str) -> bool:
-    return bool(name) and name.isprintable() and not {"/", "\\"} & set(name) and name not in (".", "..")
+    if not name or not name.isprintable() or len(os.fsencode(name)) > _MAX_NAME_NBYTES:
+        return False
+    return not {"/", "\\"} & set(name) and name not in (".", "..")

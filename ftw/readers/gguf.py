@@ -16,7 +16,7 @@ from ftw.readers._gguf_byte_order import read_block_orders
 from ftw.readers._gguf_copy import metadata_copy
 from ftw.readers._gguf_files import choose_files, is_gguf_name, is_shard_name, list_gguf_names
 from ftw.readers._gguf_header import read_gguf_header
-from ftw.readers.gguf_metadata import ARCHITECTURE_KEY, ValueType
+from ftw.readers.gguf_metadata import ALIGNMENT_KEY, ARCHITECTURE_KEY, ValueType
 from ftw.strict_json import shown
 from ftw.tensors import Extent, TensorInfo
 
@@ -64,14 +64,16 @@ class GgufReader:
         self._file_of_shard = {name: number for number, name in enumerate(names)}
         self.tensors: dict[str, TensorInfo] = {}
         for name, file, header in zip(names, self.files, headers, strict=True):
-            alignment = _choose_alignment(header, headers[0], file.nbytes)
+            alignment = _choose_alignment(header, headers[0], file)
             for tensor in _place_tensors(header, alignment, file, name):
                 self._add(tensor, file)
         self._check_embedding()
         self._block_orders: dict[str, tuple[int, ...] | None] = {}
+        self.warnings: tuple[str, ...] = ()
         if self.byte_order == ">":
             by_name = dict(zip(names, self.files, strict=True))
-            self._block_orders = read_block_orders(self.tensors.values(), by_name)
+            self._block_orders, warning = read_block_orders(self.tensors.values(), by_name)
+            self.warnings = (warning,) if warning else ()
 
     @staticmethod
     def accepts(path: Path) -> bool:
@@ -153,7 +155,7 @@ def _split_value(file: WeightFile, header: GgufHeader, key: str, kind: ValueType
     return value
 
 
-def _choose_alignment(header: GgufHeader, first: GgufHeader, file_nbytes: int) -> int:
+def _choose_alignment(header: GgufHeader, first: GgufHeader, file: WeightFile) -> int:
     """Return the alignment of one shard.
 
     One without a key of its own was written with the first shard's by the gguf package, with the default by llama.cpp:
@@ -164,8 +166,11 @@ def _choose_alignment(header: GgufHeader, first: GgufHeader, file_nbytes: int) -
     data_nbytes = max((tensor.offset + tensor.nbytes for tensor in header.tensors), default=0)
     for alignment in (first.alignment or DEFAULT_ALIGNMENT, DEFAULT_ALIGNMENT):
         end = align_up(header.header_end, alignment) + data_nbytes
-        if file_nbytes in (end, align_up(end, alignment)):
+        if file.nbytes in (end, align_up(end, alignment)):
             return alignment
+    if data_nbytes and (first.alignment or DEFAULT_ALIGNMENT) != DEFAULT_ALIGNMENT:
+        found = f"is missing, and under neither {first.alignment} nor {DEFAULT_ALIGNMENT} the data fill the file"
+        raise CheckpointError(file.path, ALIGNMENT_KEY, found)
     return DEFAULT_ALIGNMENT
 
 

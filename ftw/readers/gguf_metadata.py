@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MIN_ENTRY_NBYTES = 8 + 1 + 4 + 1
 MAX_NAME_NBYTES = 65535
 MAX_ALIGNMENT = 1 << 20
+MAX_WALKED = 1 << 24  # elements that are passed over one by one: a sparse file could have any number of them
 ALIGNMENT_KEY = "general.alignment"
 ARCHITECTURE_KEY = "general.architecture"
 # What a conversion to FTW adds to the copy of the metadata that it leaves beside the weights.
@@ -185,6 +186,8 @@ def _read_array_head(cursor: Cursor) -> tuple[ValueType, int]:
     kind = _read_type(cursor)
     count = cursor.read_u64()
     cursor.check_count("its number of elements", count, _MIN_NBYTES[kind])
+    if kind in (ValueType.STRING, ValueType.ARRAY) and count > MAX_WALKED:
+        raise cursor.error(f"is an array of {count} {kind.name} elements, at most {MAX_WALKED} are allowed")
     return kind, count
 
 

@@ -59,6 +59,7 @@ class SafetensorsReader:
         if weight_map and index:
             self._check_weight_map(weight_map, index)
         self.left_out = (*left_out, *_strays(path, names, index))
+        self.warnings: tuple[str, ...] = ()
 
     @staticmethod
     def accepts(path: Path) -> bool:

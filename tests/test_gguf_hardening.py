@@ -1,0 +1,196 @@
+"""What a reviewer found in GGUF checkpoints and the FTWs made from them, each kept as it was reproduced."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import llama_config, llama_tensors, write_checkpoint
+from ftw.cli.main import main
+from gguf import GGMLQuantizationType, GGUFEndian, GGUFValueType, quants
+from gguf_builder import Blocks, write_gguf
+
+import ftw
+from ftw.embedding import HostEmbedding
+from ftw.readers.gguf_metadata import MAX_WALKED
+
+WIDTH, ROWS = 64, 40
+
+
+def packed(name: str = "Q8_0", seed: int = 0) -> Blocks:
+    values = np.random.default_rng(seed).standard_normal((ROWS, WIDTH)).astype(np.float32)
+    kind = GGMLQuantizationType[name]
+    return Blocks(quants.quantize(values, kind), kind)
+
+
+def source(folder: Path, **others: Any) -> Path:
+    tensors = {"token_embd.weight": packed(), "output.weight": packed(seed=1), **others}
+    return write_gguf(folder / "m.gguf", tensors, {"llama.embedding_length": (GGUFValueType.UINT32, WIDTH)})
+
+
+def edit_table(folder: Path, **changes: Any) -> None:
+    path = folder / "freetoken_weight.json"
+    index = json.loads(path.read_text())
+    entry = next(entry for entry in index["tensors"] if entry["name"] == "token_embd.weight")
+    entry.update(changes)
+    path.write_text(json.dumps({**index}))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    ftw.convert(source(tmp_path), tmp_path / "ftw", embed="host")
+    return tmp_path / "ftw"
+
+
+@pytest.mark.parametrize("kind", ["changed", "missing", "another"])
+def test_copy_of_the_metadata_that_the_index_does_not_know_is_refused(made: Path, tmp_path: Path, kind: str) -> None:
+    copy = made / "source_metadata.gguf"
+    if kind == "missing":
+        copy.unlink()
+    elif kind == "changed":
+        copy.write_bytes(copy.read_bytes()[:-1] + b"\0")
+    else:
+        copy.write_bytes(write_gguf(tmp_path / "bert.gguf", {}, {}).read_bytes())
+    for function in (ftw.inspect, ftw.verify):
+        with pytest.raises(ftw.CheckpointError, match=r"source_metadata\.gguf: file: (is missing|checksum is)"):
+            function(made)
+
+
+def test_ftw_made_anew_records_the_copy_again(made: Path, tmp_path: Path) -> None:
+    ftw.convert(made, tmp_path / "again", embed="host")
+    assert (tmp_path / "again" / "source_metadata.gguf").read_bytes() == (made / "source_metadata.gguf").read_bytes()
+    (tmp_path / "again" / "source_metadata.gguf").unlink()
+    with pytest.raises(ftw.CheckpointError, match="is missing"):
+        ftw.inspect(tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("changes", "detail"),
+    [
+        ({"logical_shape": [0, WIDTH]}, "which has no rows"),
+        ({"ggml_type": None, "logical_shape": None, "dtype": "int8"}, "embedding_length is 64"),
+        (
+            {"ggml_type": None, "logical_shape": None, "dtype": "bfloat16", "shape": [ROWS, 34]},
+            "embedding_length is 64",
+        ),
+    ],
+    ids=["no-rows", "int8", "bfloat16"],
+)
+def test_table_that_the_index_lies_about_is_not_looked_up(made: Path, changes: dict[str, Any], detail: str) -> None:
+    edit_table(made, **changes)
+    table = ftw.inspect(made).verdict.token_embedding
+    assert (table.eligible, table.reason) == (False, "unsupported_encoding")
+    assert detail in table.detail
+
+
+@pytest.mark.parametrize("shape", [(3, WIDTH), (WIDTH,), (0, WIDTH)], ids=str)
+def test_output_weight_that_can_be_no_head_is_none(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    table = ftw.inspect(source(tmp_path, **{"output.weight": np.ones(shape, np.float32)})).verdict.token_embedding
+    assert (table.eligible, table.reason) == (False, "tied")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("head.weight", (2, 8)), ("lm_head.weight", (1, 8)), ("lm_head.weight", (0, 8)), ("lm_head.weight", (8,)),
+        ("audio.lm_head.weight", (64, 8)), ("mtp_head.lm_head.weight", (64, 8)),
+        ("medusa_head.0.lm_head.weight", (64, 8)), ("lm_head.lora_A.weight", (4, 8)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_can_be_no_head_unties_nothing(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    tensors = {**llama_tensors(head=False), name: torch.ones(shape)}
+    table = ftw.inspect(write_checkpoint(tmp_path, tensors, llama_config())).verdict.token_embedding
+    assert (table.eligible, table.reason) == (False, "tied")
+
+
+@pytest.mark.parametrize("suffix", ["weight.scaling", "lora_embedding_A", "lora_embedding_B.default"], ids=str)
+def test_what_lies_beside_a_table_and_is_not_known_is_named(tmp_path: Path, suffix: str) -> None:
+    tensors = {**llama_tensors(), f"model.embed_tokens.{suffix}": torch.ones(4)}
+    table = ftw.inspect(write_checkpoint(tmp_path, tensors, llama_config())).verdict.token_embedding
+    assert (table.eligible, table.reason) == (False, "unsupported_encoding")
+    assert suffix in table.detail
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("is_turned", [False, True], ids=["left-little", "turned"])
+def test_scales_that_are_all_alike_tell_the_byte_order(tmp_path: Path, name: str, is_turned: bool) -> None:
+    values = np.random.default_rng(0).integers(-1, 2, (ROWS, WIDTH)).astype(np.float32)
+    values[:, ::32] = 1
+    blocks = quants.quantize(values, GGMLQuantizationType[name])
+    stored = blocks.reshape(-1, blocks.shape[1] // 2).copy()
+    if is_turned:
+        stored[:, :2] = stored[:, 1::-1]
+    table = Blocks(stored.reshape(blocks.shape), GGMLQuantizationType[name])
+    path = write_gguf(
+        tmp_path / "m.gguf", {"token_embd.weight": table, "output.weight": np.ones((ROWS, WIDTH), np.float32)},
+        order=GGUFEndian.BIG,
+    )  # fmt: skip
+    with ftw.load(path, embed="host", device="cpu", dtype=torch.float32) as model:
+        found = model.embedding(torch.arange(ROWS))
+    assert model.verdict.warnings == ()
+    assert torch.equal(found, torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType[name])))
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "blk.0.empty.weight"])
+def test_empty_tensor_of_a_big_endian_file_is_read(tmp_path: Path, name: str) -> None:
+    tensors = {name: np.empty((0, WIDTH), np.float16), "output.weight": np.empty((0, WIDTH), np.float16)}
+    path = write_gguf(tmp_path / "m.gguf", tensors, order=GGUFEndian.BIG)
+    assert not ftw.inspect(path).is_host_eligible
+    with ftw.open_checkpoint(path) as checkpoint:
+        checkpoint.read_into(name, bytearray())
+    ftw.convert(path, tmp_path / "out")
+
+
+def test_names_of_safetensors_mean_nothing_in_a_gguf(tmp_path: Path) -> None:
+    path = source(tmp_path, **{"model.embed_tokens.weight": np.ones((ROWS, WIDTH), np.float32)})
+    assert [table.name for table in ftw.inspect(path).verdict.tables] == ["token_embd.weight"]
+
+
+@pytest.mark.parametrize("element", [8, 9], ids=["strings", "arrays"])
+def test_array_that_would_take_minutes_to_pass_over_is_refused(tmp_path: Path, element: int) -> None:
+    key = struct.pack("<Q1sIIQ", 1, b"k", 9, element, MAX_WALKED + 1)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key)
+    with path.open("r+b") as file:
+        file.truncate(16 * MAX_WALKED)  # a hole
+    with pytest.raises(ftw.CheckpointError, match=f"at most {MAX_WALKED} are allowed"):
+        ftw.inspect(path)
+
+
+def test_long_name_of_an_architecture_takes_no_time(tmp_path: Path) -> None:
+    config = llama_config(architectures=["x" + "For" * 100_000])
+    report = ftw.inspect(write_checkpoint(tmp_path, llama_tensors(head=False), config))
+    assert not report.is_host_eligible
+
+
+def test_empty_target_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ftw.OutputError, match="target: is empty"):
+        ftw.convert(source(tmp_path), "", overwrite=True)
+
+
+def test_slip_in_a_path_is_not_sent_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    assert main(["inspect", "models/absent.gguf"]) == 1
+    assert capsys.readouterr().err.startswith("ftw: error: models/absent.gguf: path: does not exist")
+
+
+def test_columns_of_a_type_without_a_decoder_are_elements(tmp_path: Path) -> None:
+    row = np.zeros((ROWS, WIDTH // 32 * 40), np.uint8)
+    table = ftw.inspect(source(tmp_path, **{"token_embd.weight": Blocks(row, GGMLQuantizationType.Q8_1)}))
+    assert table.verdict.token_embedding.columns == WIDTH
+
+
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [(torch.zeros(4), {}), (torch.zeros(4, 4), {"dtype": "float32"}), (torch.zeros(4, 4), {"dtype": torch.int8})],
+    ids=["no-matrix", "text", "integers"],
+)
+def test_embedding_refuses_what_it_cannot_be(table: torch.Tensor, options: dict[str, Any]) -> None:
+    with pytest.raises(ftw.LookupArgumentError, match="is needed"):
+        HostEmbedding(table, **options)
