@@ -22,11 +22,17 @@ if TYPE_CHECKING:
     from ftw.gain import Budget, Share
 
 
+_MIN_VRAM = 1 << 20
+
+
 def _parse_vram(text: str) -> int:
     try:
-        return parse_size(text)
+        nbytes = parse_size(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if nbytes < _MIN_VRAM:
+        raise typer.BadParameter(f"'{text}' is {format_size(nbytes)}, at least 1 MiB is needed; write 24GiB for 24 GiB")
+    return nbytes
 
 
 def inspect_command(

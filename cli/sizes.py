@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE | re.ASCII)
 _MAX_DIGITS = 30  # more than any size has, and few enough for Python's integers
 
 

@@ -22,7 +22,7 @@ TIE_KEY = "tie_word_embeddings"
 # Where a multimodal or an encoder-decoder config keeps its language model, the first that is there counts.
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "generator")
 
-_NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_NUM_LAYERS = ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "n_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token")
 

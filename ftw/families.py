@@ -128,7 +128,7 @@ _HEADLESS = re.compile(
 _BASE_MODEL = re.compile(r".+Model")
 # Classes that hold a whole language model, whatever the rest of their name says.
 _WITH_HEAD = re.compile(
-    r".*(LMHeadModel|DoubleHeadsModel|EncoderDecoderModel|(?<!Nano)ChatModel|ChatGLMModel|MTModel|FSMTModel"
+    r".*(Head\w*Model|EncoderDecoderModel|(?<!Nano)ChatModel|(?<!X)GLMModel|MTModel|Qwen2_5OmniModel"
     r"|Pix2StructTextModel|SeamlessM4T(v2)?Model|MusicgenMelodyModel|MusicgenModel|Blip2Model|RagModel"
     r"|BlipForQuestionAnswering|ShieldGemma2ForImageClassification)"
 )

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 KV_ELEMENT_NBYTES = 2  # KV caches are counted in a 16-bit type, whatever the weights are
 
-_GENERATES = re.compile(r".*(CausalLM|LMHead|ConditionalGeneration|LMHeadModel).*")
+_GENERATES = re.compile(
+    r".*(CausalLM|LMHead|ConditionalGeneration|ChatModel|ChatGLMModel|MTModel|EncoderDecoderModel|VisionText2Text).*"
+)
 _ONE_EXPERT = re.compile(r"experts\.\d+\.(?=.)")
 _STACKED_EXPERTS = re.compile(
     r"(?P<bank>(?:.+\.)?(?!shared)\w*experts)\.[^.]+(?:\.weight)?|(?P<block>blk\.\d+)\.ffn_\w+_exps\.weight"

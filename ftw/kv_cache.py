@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 MAX_COUNT = 1 << 48
 _MAX_LAYERS = 1 << 16
 
-HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
-_NUM_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
-_NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", *_NUM_HEADS)
+HIDDEN_SIZE = ("hidden_size", "n_embd", "n_embed", "d_model", "dim", "model_dim")
+_NUM_HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "num_heads", "n_heads")
+_NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads")
 _HEAD_DIM = ("head_dim", "attention_head_dim", "d_kv", "kv_channels")
 _LAYER_TYPES = ("layer_types", "layers_block_type")
+# Families that keep a state of fixed size, though their configurations have heads.
+_WITHOUT_KV = frozenset("falcon_mamba gated_deltanet gla mamba mamba2 retnet rwkv rwkv7 xlstm".split())
 _INDICES = ("attn_layer_indices", "full_attn_idxs", "hybrid_layer_ids", "full_attn_layers")
 
 
@@ -41,6 +43,11 @@ def count_kv(parts: tuple[Mapping[str, Any], ...], num_layers: int | None) -> Kv
     """Count what one token adds to the cache; the first of `parts` is the language model's own configuration."""
     if num_layers is None or num_layers > _MAX_LAYERS:
         return KvCache(num_layers, None)
+    model_type = parts[0].get("model_type")
+    if isinstance(model_type, str) and model_type in _WITHOUT_KV:
+        return KvCache(0, None)
+    if parts[0].get("block_configs"):  # Nemotron-NAS: each layer has heads of its own number, or none
+        return KvCache(None, None)
     keeps = _keeping_layers(parts[0], num_layers)
     shared = first_count(parts[:1], ("num_kv_shared_layers",)) or 0
     keeps = keeps[: max(num_layers - shared, 0)]
@@ -106,8 +113,12 @@ def _elements(parts: tuple[Mapping[str, Any], ...]) -> int | None:
     """Return the elements that one token adds to one layer."""
     latent, rope = first_count(parts, ("kv_lora_rank",)), first_count(parts, ("qk_rope_head_dim",))
     if latent and rope:
-        return latent + rope
-    heads, kv_heads = first_count(parts, _NUM_HEADS), first_count(parts, _NUM_KV_HEADS)
+        blocks = 2 if parts[0].get("model_type") == "longcat_flash" and "num_layers" in parts[0] else 1
+        return (latent + rope) * blocks
+    inner = parts[0].get("attn_config")  # DBRX, MPT
+    parts = (*parts[:1], inner, *parts[1:]) if isinstance(inner, dict) else parts
+    heads = first_count(parts, _NUM_HEADS)
+    kv_heads = first_count(parts, _NUM_KV_HEADS) or heads
     if any(part.get("multi_query") is True and not part.get("new_decoder_architecture") for part in parts):
         kv_heads = 1
     if any(part.get("multi_query_attention") is True for part in parts):  # ChatGLM
@@ -124,5 +135,5 @@ def _full_attention_elements(parts: tuple[Mapping[str, Any], ...]) -> int | None
     head_dim = first_count(parts, ("global_head_dim",))
     if head_dim is None:
         return None
-    kv_heads = first_count(parts, ("num_global_key_value_heads", *_NUM_KV_HEADS))
+    kv_heads = first_count(parts, ("num_global_key_value_heads", *_NUM_KV_HEADS, *_NUM_HEADS))
     return 2 * kv_heads * head_dim if kv_heads else None

@@ -54,9 +54,9 @@ _SHARD = re.compile(r"(?:shard_)?\d+\.weight")  # one part of an n-gram table, c
 _FOREIGN = frozenset(
     """
     audio audio_model audio_tower blk code2wav code_predictor conditioning_encoder depth_decoder dit
-    entity_embeddings gemma_expert image_encoder layers medusa_head mtp mtp_head nextn patcher protein_encoder
-    qformer speech_decoder_model speech_encoder_model t2u_model talker token2wav vision_encoder vision_model
-    vision_tower visual vq_model vqmodel
+    entity_embeddings exp_avg exp_avg_sq gemma_expert image_encoder layers medusa_head mtp mtp_head nextn optim
+    optimizer patcher protein_encoder qformer speech_decoder_model speech_encoder_model t2u_model talker token2wav
+    vision_encoder vision_model vision_tower visual vq_model vqmodel
     """.split()
 )
 # The two sides of an encoder-decoder, beside the table that both share.
@@ -66,12 +66,14 @@ _PACKED = re.compile(
     r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax"
     r"|quant_map|quant_state\..+|packed|shape|W_q|q?data|qweight|luts|encoded_exponent|sign_mantissa"
     r"|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks|g_idx)"
-    r"|dqweight|dense_weights|indices|centroids\.weight|tables2|weight\..+|lora_.+"
+    r"|dqweight|dense_weights|indices|centroids\.weight|tables2|weight\..+|weight_(?:meta|norm|qscale|zp)|lora_.+"
+    r"|_?amax|.+_amax|.+_quantizer\..+|.*zp|scaling|wscale"
+    r"|additional_embedding\.weight"  # Idefics: rows of the tokens added last
 )
 # Those of them that lie beside a weight and never in place of one.
 _SCALES = re.compile(
     r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax|shape"
-    r"|g_idx)|lora_.+"
+    r"|g_idx)|lora_.+|_?amax|.+_amax|.+_quantizer\..+|.*zp|scaling|wscale|additional_embedding\.weight"
 )
 # No module's name is longer; matching a hostile one of megabytes would take hours.
 _MAX_NAME = 512

@@ -10,9 +10,8 @@
 A GGUF has no flag, and its readers take the LM head from `output.weight` where that is stored: then it is untied, with
 equal bytes too.
 
-Of several stored heads a copy of the table counts, else the first. Where a tie is claimed, one with fewer than half as
-many rows as the table is a classifier's, and no LM head. Without a config.json the tensors alone are evidence, and
-nothing is called untied.
+Of several stored heads a copy of the table counts, else the first. One with fewer than half as many rows as the table
+is a classifier's, and no LM head. Without a config.json the tensors alone are evidence, and nothing is called untied.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def _judge_shared(checkpoint: Checkpoint, table: StoredModule, heads: list[Store
         beside = (*claim.evidence, "the decoder's table has other bytes")
         return Tie(False, "ok", beside, "untied: the LM head can share the decoder's table, and this is the encoder's")
     # A classifier's or a pooler's `head` must not pass for the one that shares the table.
-    heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head)]
+    heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head, _least_share(config, claim, head))]
     if not heads:
         return _judge_without_head(config, claim)
     copy = next((head for head in heads if _equal_modules(checkpoint, table, head)), None)
@@ -197,13 +196,22 @@ def _judge_gguf(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredM
     return Tie(True, "tied", evidence, f"tied to the LM head: {config.architecture} has one, and none is stored")
 
 
-def _maps_to_tokens(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:
-    """Tell whether a head can have a row for each token; that of a packed one is not known."""
+def _least_share(config: ModelConfig, claim: Claim, head: StoredModule) -> int:
+    """Return of how many of a table's rows an LM head has one at least: half, as a rule.
+
+    Where no tie is claimed, an `lm_head` of fewer is one too: of a draft model with a vocabulary of its own.
+    """
+    is_untied = config.is_present and not (claim.v5 or claim.v4)
+    return 16 if is_untied and head.path.rpartition(".")[2] == "lm_head" else 2
+
+
+def _maps_to_tokens(checkpoint: Checkpoint, table: StoredModule, head: StoredModule, share: int = 2) -> bool:
+    """Tell whether a head can map to tokens: it has a row for one in `share` of the table's, or is packed."""
     rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
     if rows is None or outputs is None or len(rows.shape) != 2 or len(table.tensors) > 1 or len(head.tensors) > 1:
         return True
     # Mllama's table has eight rows more than its head.
-    return len(outputs.shape) == 2 and outputs.nbytes > 0 and outputs.shape[0] * 2 >= rows.shape[0]
+    return len(outputs.shape) == 2 and outputs.nbytes > 0 and outputs.shape[0] * share >= rows.shape[0]
 
 
 def _equal_modules(checkpoint: Checkpoint, left: StoredModule, right: StoredModule) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES
 from ftw.encodings import name_scheme
+from ftw.errors import CheckpointError
 from ftw.kv_cache import first_count
 from ftw.names import StoredModule, find_heads, find_other_tables, find_token_embeddings
 from ftw.packing import Packing, UnknownPackingError, find_packing
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ftw.config import ModelConfig
     from ftw.tensors import TensorInfo
 
+_MAX_PAIRS = 10_000
 TOKEN_EMBEDDING = "token_embedding"  # noqa: S105 - a role, not a secret
 
 
@@ -120,6 +122,9 @@ def judge(checkpoint: Checkpoint) -> Verdict:
         not modules and heads and not config.is_gguf and read_claim(config).v5
     ):  # a tied pair, stored under the head's name
         modules = heads[:1]
+    if len(modules) * len(heads) > _MAX_PAIRS:  # each pair may be compared, byte for byte
+        problem = f"{len(modules)} token embeddings and {len(heads)} LM heads are stored, no model has so many"
+        raise CheckpointError(checkpoint.source, "tensors", problem)
     ties = [judge_tie(checkpoint, module, heads) for module in modules]
     tables = [_judge_table(checkpoint, module, tie) for module, tie in zip(modules, ties, strict=True)]
     for role, module in find_other_tables(checkpoint.tensors, modules):
@@ -181,13 +186,18 @@ def _judge_encoding(checkpoint: Checkpoint, module: StoredModule, weights: list[
     unsupported = "unsupported_encoding"
     names = {weight.name for weight in weights}
     beside = sorted(suffix for suffix, name in module.tensors.items() if name not in names)
+    if weights and weights[0].dtype in FLOAT8_DTYPES:  # which rarely comes without scales, whatever they are called
+        start = f"{module.path}."
+        stored = (name for name in checkpoint.tensors if name.startswith(start) and name not in names)
+        beside = sorted({*beside, *(name[len(start) :] for name in stored)})
     if beside or not weights:
         tensors = {suffix: checkpoint.tensors[name] for suffix, name in module.tensors.items()}
         scheme = name_scheme(module.tensors, tensors)
         if scheme == "DF11":
             return _Encoding("df11", "DF11 stores Huffman-coded exponents, so single rows cannot be read")
         named = f"{scheme}: " if scheme else ""
-        return _Encoding(unsupported, f"{named}{', '.join(beside)} lie beside it, so its rows are not plain")
+        shown = ", ".join(beside[:8]) + (f" and {len(beside) - 8} more" if len(beside) > 8 else "")
+        return _Encoding(unsupported, f"{named}{shown} lie beside it, so its rows are not plain")
     weight = weights[0]
     if len(weight.shape) != 2:
         return _Encoding(unsupported, f"its shape is {list(weight.shape)}, [rows, columns] is needed")

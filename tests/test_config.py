@@ -213,3 +213,21 @@ def test_kv_of_chatglm_counts_its_query_groups() -> None:
         num_layers=2, num_attention_heads=32, kv_channels=128, multi_query_attention=True, multi_query_group_num=2
     )
     assert config.kv_elements_per_token == 2 * 2 * 2 * 128
+
+
+@pytest.mark.parametrize(
+    ("raw", "elements"),
+    [
+        ({"model_type": "mamba2", "num_heads": 8, "head_dim": 64, "num_hidden_layers": 4}, None),
+        ({"model_type": "dbrx", "d_model": 64, "n_heads": 8, "n_layers": 2, "attn_config": {"kv_n_heads": 2}},
+         2 * 2 * 2 * 8),
+        ({"block_configs": [{}], "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}, None),
+        ({"model_type": "t5", "d_model": 32, "num_heads": 4, "d_kv": 8, "num_layers": 6, "num_decoder_layers": 2},
+         2 * 2 * 4 * 8),
+        ({"d_model": 32, "decoder_layers": 3, "encoder_layers": 9, "decoder_attention_heads": 4}, 3 * 2 * 32),
+        ({"model_type": "bloom", "n_embed": 32, "n_head": 4, "n_layer": 2}, 2 * 2 * 32),
+    ],
+    ids="mamba2 dbrx nemotron-nas t5 bart bloom".split(),
+)  # fmt: skip
+def test_kv_of_families_with_names_of_their_own(raw: dict[str, Any], elements: int | None) -> None:
+    assert parse(**raw).kv_elements_per_token == elements

@@ -240,7 +240,8 @@ def test_vram_in_json_is_the_reports(capsys: Any, moe: Path) -> None:
     ],
     ids=["fits", "too-small"],
 )  # fmt: skip
-def test_vram_in_words(capsys: Any, moe: Path, vram: str, lines: list[str]) -> None:
+def test_vram_in_words(capsys: Any, moe: Path, monkeypatch: pytest.MonkeyPatch, vram: str, lines: list[str]) -> None:
+    monkeypatch.setattr("ftw.cli.inspect._MIN_VRAM", 1)  # the checkpoint is tiny
     assert main(["inspect", str(moe), "--vram", vram]) == 0
     out = capsys.readouterr().out.splitlines()
     start = out.index(lines[0])
@@ -250,6 +251,11 @@ def test_vram_in_words(capsys: Any, moe: Path, vram: str, lines: list[str]) -> N
 @pytest.mark.parametrize("vram", ["much", "", "-1", "24 GB free", "1e9", "GiB", "24GiB,", "9" * 40], ids=ascii)
 def test_vram_that_is_no_size_is_wrong_usage(capsys: Any, moe: Path, vram: str) -> None:
     assert "is not a size, such as 8GiB or 512MiB" in fails(capsys, 2, "inspect", moe, f"--vram={vram}")
+
+
+@pytest.mark.parametrize("vram", ["24", "0", "1023KiB", "0.0000001B"], ids=str)
+def test_vram_that_no_gpu_has_is_wrong_usage(capsys: Any, moe: Path, vram: str) -> None:
+    assert "at least 1 MiB is needed; write 24GiB" in fails(capsys, 2, "inspect", moe, "--vram", vram)
 
 
 def test_plot_without_vram_is_wrong_usage(capsys: Any, moe: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a reviewer found in GGUF checkpoints and the FTWs made from them, each kept as it was reproduced."""
+"""What reviewers found in checkpoints, verdicts and the FTWs made from them, each kept as it was reproduced."""
 
 import json
 import struct
@@ -107,7 +107,11 @@ def test_what_can_be_no_head_unties_nothing(tmp_path: Path, name: str, shape: tu
     assert (table.eligible, table.reason) == (False, "tied")
 
 
-@pytest.mark.parametrize("suffix", ["weight.scaling", "lora_embedding_A", "lora_embedding_B.default"], ids=str)
+@pytest.mark.parametrize(
+    "suffix",
+    ["weight.scaling", "lora_embedding_A", "lora_embedding_B.default", "weight_amax", "additional_embedding.weight"],
+    ids=str,
+)
 def test_what_lies_beside_a_table_and_is_not_known_is_named(tmp_path: Path, suffix: str) -> None:
     tensors = {**llama_tensors(), f"model.embed_tokens.{suffix}": torch.ones(4)}
     table = ftw.inspect(write_checkpoint(tmp_path, tensors, llama_config())).verdict.token_embedding
@@ -194,3 +198,41 @@ def test_columns_of_a_type_without_a_decoder_are_elements(tmp_path: Path) -> Non
 def test_embedding_refuses_what_it_cannot_be(table: torch.Tensor, options: dict[str, Any]) -> None:
     with pytest.raises(ftw.LookupArgumentError, match="is needed"):
         HostEmbedding(table, **options)
+
+
+@pytest.mark.parametrize("suffix", ["s", "norm", "gamma", "anything.else"], ids=str)
+def test_fp8_table_with_anything_beside_it_is_not_plain(tmp_path: Path, suffix: str) -> None:
+    tensors = {**llama_tensors(), f"model.embed_tokens.{suffix}": torch.ones(1)}
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].to(torch.float8_e4m3fn)
+    table = ftw.inspect(write_checkpoint(tmp_path, tensors, llama_config())).verdict.token_embedding
+    assert (table.eligible, table.reason) == (False, "unsupported_encoding")
+    assert f"{suffix} lie beside it" in table.detail
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type"),
+    [("GLMModel", "glm"), ("GPT2LMHeadCustomModel", "gpt2"), ("GPT2HeadWithValueModel", "gpt2")],
+    ids=str,
+)
+def test_class_with_a_head_under_another_name_is_tied(tmp_path: Path, architecture: str, model_type: str) -> None:
+    config = llama_config(architectures=[architecture], model_type=model_type)
+    table = ftw.inspect(write_checkpoint(tmp_path, llama_tensors(head=False), config)).verdict.token_embedding
+    assert (table.eligible, table.reason) == (False, "tied")
+
+
+def test_draft_model_with_a_vocabulary_of_its_own_is_untied(tmp_path: Path) -> None:
+    tensors = {**llama_tensors(), "lm_head.weight": torch.ones(20, 8, dtype=torch.bfloat16)}
+    assert ftw.inspect(write_checkpoint(tmp_path, tensors, llama_config())).is_host_eligible
+
+
+def test_optimizer_state_is_no_table(tmp_path: Path) -> None:
+    tensors = {**llama_tensors(), "optimizer.exp_avg.model.embed_tokens.weight": torch.ones(64, 8)}
+    tables = ftw.inspect(write_checkpoint(tmp_path, tensors, llama_config())).verdict.tables
+    assert [table.name for table in tables] == ["model.embed_tokens.weight"]
+
+
+def test_thousands_of_tables_and_heads_are_refused(tmp_path: Path) -> None:
+    tensors = {f"a{number}.embed_tokens.weight": torch.ones(1, 1) for number in range(150)}
+    tensors |= {f"b{number}.lm_head.weight": torch.ones(1, 1) for number in range(150)}
+    with pytest.raises(ftw.CheckpointError, match="150 token embeddings and 150 LM heads are stored"):
+        ftw.inspect(write_checkpoint(tmp_path, tensors, llama_config()))
