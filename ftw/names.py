@@ -61,20 +61,19 @@ _FOREIGN = frozenset(
 )
 # The two sides of an encoder-decoder, beside the table that both share.
 _SIDES = ("encoder", "decoder", "text_encoder", "text_decoder")
-# What a packed or scaled module stores beside, or in place of, its weight.
-_PACKED = re.compile(
-    r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax"
-    r"|quant_map|quant_state\..+|packed|shape|W_q|q?data|qweight|luts|encoded_exponent|sign_mantissa"
-    r"|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks|g_idx)"
-    r"|dqweight|dense_weights|indices|centroids\.weight|tables2|weight\..+|weight_(?:meta|norm|qscale|zp)|lora_.+"
-    r"|_?amax|.+_amax|.+_quantizer\..+|.*zp|scaling|wscale"
+# What a packed or scaled module stores beside its weight, and what it stores in place of one.
+_BESIDE_WEIGHT = (
+    r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax|shape"
+    r"|g_idx)|weight_(?:meta|norm|qscale|zp)|lora_.+|_?amax|.+_amax|.+_quantizer\..+|.*zp|scaling|wscale"
     r"|additional_embedding\.weight"  # Idefics: rows of the tokens added last
 )
-# Those of them that lie beside a weight and never in place of one.
-_SCALES = re.compile(
-    r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax|shape"
-    r"|g_idx)|lora_.+|_?amax|.+_amax|.+_quantizer\..+|.*zp|scaling|wscale|additional_embedding\.weight"
+_IN_PLACE_OF_WEIGHT = (
+    r"(?:weight[._])?(?:.*_)?(?:quant_map|quant_state\..+|packed|W_q|q?data|qweight|luts|encoded_exponent|sign_mantissa"
+    r"|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks)"
+    r"|dqweight|dense_weights|indices|centroids\.weight|tables2|weight\..+"
 )
+_SCALES = re.compile(_BESIDE_WEIGHT)
+_PACKED = re.compile(f"{_BESIDE_WEIGHT}|{_IN_PLACE_OF_WEIGHT}")
 # No module's name is longer; matching a hostile one of megabytes would take hours.
 _MAX_NAME = 512
 
@@ -98,12 +97,6 @@ class StoredModule(NamedTuple):
 
     path: str
     tensors: Mapping[str, str]
-
-    @property
-    def packed(self) -> dict[str, str]:
-        """Those of its tensors that only a packed or scaled module has."""
-        plain = ("weight", *self.shards)
-        return {suffix: name for suffix, name in self.tensors.items() if suffix not in plain}
 
     @property
     def shards(self) -> list[str]:

@@ -16,23 +16,19 @@ each verdict carries the evidence that it rests on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES
-from ftw.encodings import name_scheme
 from ftw.errors import CheckpointError
-from ftw.kv_cache import first_count
-from ftw.names import StoredModule, find_heads, find_other_tables, find_token_embeddings
-from ftw.packing import Packing, UnknownPackingError, find_packing
+from ftw.names import find_heads, find_other_tables, find_token_embeddings
+from ftw.rows import find_rows
 from ftw.tie import GGUF_TABLE, NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie, read_claim
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
-    from ftw.config import ModelConfig
-    from ftw.tensors import TensorInfo
+    from ftw.names import StoredModule
 
-_MAX_PAIRS = 10_000
 TOKEN_EMBEDDING = "token_embedding"  # noqa: S105 - a role, not a secret
+_MAX_PAIRS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +114,8 @@ def judge(checkpoint: Checkpoint) -> Verdict:
         modules = [module for module in modules if module.path == GGUF_TABLE]
     heads = find_heads(checkpoint.tensors)
     config = checkpoint.config
-    if (
-        not modules and heads and not config.is_gguf and read_claim(config).v5
-    ):  # a tied pair, stored under the head's name
-        modules = heads[:1]
+    if not modules and heads and not config.is_gguf and read_claim(config).v5:
+        modules = heads[:1]  # a tied pair, stored under the head's name
     if len(modules) * len(heads) > _MAX_PAIRS:  # each pair may be compared, byte for byte
         problem = f"{len(modules)} token embeddings and {len(heads)} LM heads are stored, no model has so many"
         raise CheckpointError(checkpoint.source, "tensors", problem)
@@ -136,109 +130,33 @@ def judge(checkpoint: Checkpoint) -> Verdict:
     return Verdict(tuple(tables), ties[0].value, ties[0].evidence, warnings)
 
 
-class _Encoding(NamedTuple):
-    """How a table's rows lie in its tensors: `reason` and `detail` say why they cannot be looked up."""
-
-    reason: str = "ok"
-    detail: str = ""
-    packing: Packing | None = None
-
-
 def _judge_table(checkpoint: Checkpoint, module: StoredModule, tie: Tie, role: str = TOKEN_EMBEDDING) -> TableVerdict:
     tensors = [checkpoint.tensors[name] for name in module.tensors.values()]
-    weights = _weights(checkpoint, module)
+    found = find_rows(checkpoint, module, is_token_embedding=role == TOKEN_EMBEDDING)
+    weights, packing = found.weights, found.packing
     is_matrix = bool(weights) and all(len(weight.shape) == 2 for weight in weights)
     shown = weights[0] if weights else max(tensors, key=lambda tensor: tensor.nbytes)
-    encoding = _judge_encoding(checkpoint, module, weights)
-    if role == TOKEN_EMBEDDING and encoding.reason == "ok":
-        encoding = _check_width(checkpoint.config, weights, encoding)
     rows, columns = (sum(weight.shape[0] for weight in weights), shown.shape[1]) if is_matrix else (None, None)
-    if encoding.packing:
-        rows, columns = encoding.packing.rows, encoding.packing.columns
+    if packing:
+        rows, columns = packing.rows, packing.columns
     elif len(weights) == 1 and shown.logical_shape is not None and len(shown.logical_shape) == 2:
         rows, columns = shown.logical_shape
-    reason, detail = (tie.reason, tie.detail) if tie.reason != "ok" or encoding.reason == "ok" else encoding[:2]
+    is_the_ties = tie.reason != "ok" or found.reason == "ok"
+    reason, detail = (tie.reason, tie.detail) if is_the_ties else (found.reason, found.problem)
     return TableVerdict(
         name=shown.name if is_matrix and len(weights) == 1 else module.path,
         tensors=tuple(weight.name for weight in weights),
         role=role,
         rows=rows,
         columns=columns,
-        dtype=encoding.packing.ggml_type if encoding.packing else shown.ggml_type or shown.dtype,
+        dtype=packing.ggml_type if packing else shown.ggml_type or shown.dtype,
         row_bytes=shown.nbytes // shown.shape[0] if is_matrix and shown.shape[0] else None,
         nbytes=sum(tensor.nbytes for tensor in tensors),
         eligible=reason == "ok",
         reason=reason,
         detail=detail,
-        unreadable=encoding.detail,
+        unreadable=found.problem,
     )
-
-
-def _weights(checkpoint: Checkpoint, module: StoredModule) -> list[TensorInfo]:
-    """Return the tensors that hold a module's rows, in order; FreeToken 0.1.2 named packed ones `qweight`."""
-    suffixes = module.shards or [suffix for suffix in module.tensors if suffix == "weight"]
-    if not suffixes and checkpoint.config.is_gguf and list(module.tensors) == ["qweight"]:
-        suffixes = ["qweight"]
-    return [checkpoint.tensors[module.tensors[suffix]] for suffix in suffixes]
-
-
-def _judge_encoding(checkpoint: Checkpoint, module: StoredModule, weights: list[TensorInfo]) -> _Encoding:
-    unsupported = "unsupported_encoding"
-    names = {weight.name for weight in weights}
-    beside = sorted(suffix for suffix, name in module.tensors.items() if name not in names)
-    if weights and weights[0].dtype in FLOAT8_DTYPES:  # which rarely comes without scales, whatever they are called
-        start = f"{module.path}."
-        stored = (name for name in checkpoint.tensors if name.startswith(start) and name not in names)
-        beside = sorted({*beside, *(name[len(start) :] for name in stored)})
-    if beside or not weights:
-        tensors = {suffix: checkpoint.tensors[name] for suffix, name in module.tensors.items()}
-        scheme = name_scheme(module.tensors, tensors)
-        if scheme == "DF11":
-            return _Encoding("df11", "DF11 stores Huffman-coded exponents, so single rows cannot be read")
-        named = f"{scheme}: " if scheme else ""
-        shown = ", ".join(beside[:8]) + (f" and {len(beside) - 8} more" if len(beside) > 8 else "")
-        return _Encoding(unsupported, f"{named}{shown} lie beside it, so its rows are not plain")
-    weight = weights[0]
-    if len(weight.shape) != 2:
-        return _Encoding(unsupported, f"its shape is {list(weight.shape)}, [rows, columns] is needed")
-    if not weight.nbytes:
-        return _Encoding(unsupported, f"its shape is {list(weight.shape)}, which has no elements")
-    if any((other.dtype, other.shape[1:]) != (weight.dtype, weight.shape[1:]) for other in weights):
-        return _Encoding(unsupported, "its shards have different dtypes or widths")
-    problem = _missing_shard(module, checkpoint.config)
-    if problem:
-        return _Encoding(unsupported, problem)
-    try:
-        packing = find_packing(weight, checkpoint.config)
-    except UnknownPackingError as error:
-        return _Encoding(unsupported, str(error))
-    # A GGUF has no scales beside its tensors, so integers in one stand for themselves.
-    plain = FLOAT_DTYPES | FLOAT8_DTYPES | (INTEGER_DTYPES if checkpoint.config.is_gguf else frozenset())
-    if packing is None and weight.dtype not in plain:
-        return _Encoding(unsupported, f"its elements are {weight.dtype} without scales, floating point is needed")
-    return _Encoding(packing=packing)
-
-
-def _check_width(config: ModelConfig, weights: list[TensorInfo], encoding: _Encoding) -> _Encoding:
-    """Check a token embedding's width against a GGUF's metadata: of an FTW, its index might tell another one."""
-    width = encoding.packing.columns if encoding.packing else weights[0].shape[1]
-    allowed = (config.hidden_size, config.raw.get(f"{config.architecture}.features_length"))
-    if not config.is_gguf or config.hidden_size is None or width in allowed:
-        return encoding
-    problem = f"its rows hold {width} values, but the metadata's embedding_length is {config.hidden_size}"
-    return _Encoding("unsupported_encoding", problem)
-
-
-def _missing_shard(module: StoredModule, config: ModelConfig) -> str:
-    """Name the first shard of a table that is not stored; the last ones are missed by the configuration alone."""
-    numbers = [int("".join(filter(str.isdigit, suffix))) for suffix in module.shards]
-    if not numbers:
-        return ""
-    text = config.raw.get("text_config")
-    parts = (text if isinstance(text, dict) else {}, config.raw)
-    count = max(first_count(parts, ("split_ngram_parts",)) or 0, len(numbers))
-    missing = next((place for place in range(count) if numbers[place : place + 1] != [place]), None)
-    return "" if missing is None else f"its shard {missing} is missing"
 
 
 def _warnings(checkpoint: Checkpoint, tables: list[TableVerdict]) -> tuple[str, ...]:

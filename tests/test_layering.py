@@ -19,7 +19,7 @@ LAYERS = [
     {"families", "config", "names", "source"},
     {"gguf_config"},
     {"checkpoint", "packing"},
-    {"tie"},
+    {"tie", "rows"},
     {"verdict"},
     {"placement", "metadata_files", "writer"},
     {"gain"},

@@ -161,11 +161,11 @@ def test_quantised_module_counts_as_head_and_as_table(suffix: str) -> None:
     assert [module.path for module in find_token_embeddings([f"model.embed_tokens.{suffix}"])] == ["model.embed_tokens"]
 
 
-def test_packed_lists_everything_but_the_weight() -> None:
+def test_module_has_what_lies_beside_its_weight() -> None:
     names = ["model.embed_tokens.weight", "model.embed_tokens.scales", "model.embed_tokens.biases", "lm_head.weight"]
     [table] = find_token_embeddings(names)
-    assert table.packed == {"scales": "model.embed_tokens.scales", "biases": "model.embed_tokens.biases"}
-    assert find_heads(names)[0].packed == {}
+    assert table.tensors == {suffix: f"model.embed_tokens.{suffix}" for suffix in ("weight", "scales", "biases")}
+    assert find_heads(names)[0].tensors == {"weight": "lm_head.weight"}
 
 
 @pytest.mark.parametrize(

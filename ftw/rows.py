@@ -1,0 +1,120 @@
+"""Rows: how the rows of a table lie in its tensors, and whether a lookup can read them.
+
+A lookup reads plain floating-point rows, of a GGUF integers too, and those of a packed GGUF type that it decodes; one
+table, or several shards of the same width that follow each other. Anything beside the weight that a packed or scaled
+module has makes the rows something else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES
+from ftw.encodings import name_scheme
+from ftw.kv_cache import first_count
+from ftw.packing import Packing, UnknownPackingError, find_packing
+
+if TYPE_CHECKING:
+    from ftw.checkpoint import Checkpoint
+    from ftw.config import ModelConfig
+    from ftw.names import StoredModule
+    from ftw.tensors import TensorInfo
+
+_MAX_NAMED = 8
+
+
+class Rows(NamedTuple):
+    """How a table's rows lie: in `weights`, in order; `reason` is "ok", or a verdict's, which `problem` explains."""
+
+    weights: tuple[TensorInfo, ...]
+    reason: str = "ok"
+    problem: str = ""
+    packing: Packing | None = None
+
+
+def find_rows(checkpoint: Checkpoint, module: StoredModule, *, is_token_embedding: bool) -> Rows:
+    """Return how the rows of a module's table lie."""
+    weights = _weights(checkpoint, module)
+    reason, problem = _problem_beside(checkpoint, module, weights)
+    if reason == "ok":
+        problem = _problem_of_shapes(module, weights, checkpoint.config)
+    if problem:
+        return Rows(tuple(weights), "unsupported_encoding" if reason == "ok" else reason, problem)
+    try:
+        packing = find_packing(weights[0], checkpoint.config)
+    except UnknownPackingError as error:
+        return Rows(tuple(weights), "unsupported_encoding", str(error))
+    problem = _problem_of_values(weights[0], packing, checkpoint.config)
+    if not problem and is_token_embedding:
+        problem = _problem_of_width(weights[0], packing, checkpoint.config)
+    if problem:
+        return Rows(tuple(weights), "unsupported_encoding", problem)
+    return Rows(tuple(weights), packing=packing)
+
+
+def _weights(checkpoint: Checkpoint, module: StoredModule) -> list[TensorInfo]:
+    """Return the tensors that hold a module's rows, in order; FreeToken 0.1.2 named packed ones `qweight`."""
+    suffixes = module.shards or [suffix for suffix in module.tensors if suffix == "weight"]
+    if not suffixes and checkpoint.config.is_gguf and list(module.tensors) == ["qweight"]:
+        suffixes = ["qweight"]
+    return [checkpoint.tensors[module.tensors[suffix]] for suffix in suffixes]
+
+
+def _problem_beside(checkpoint: Checkpoint, module: StoredModule, weights: list[TensorInfo]) -> tuple[str, str]:
+    """Return reason and problem of a module that stores more than its weight, or something in place of it."""
+    names = {weight.name for weight in weights}
+    beside = sorted(suffix for suffix, name in module.tensors.items() if name not in names)
+    if weights and weights[0].dtype in FLOAT8_DTYPES:  # which rarely comes without scales, whatever they are called
+        start = f"{module.path}."
+        stored = (name for name in checkpoint.tensors if name.startswith(start) and name not in names)
+        beside = sorted({*beside, *(name[len(start) :] for name in stored)})
+    if weights and not beside:
+        return "ok", ""
+    tensors = {suffix: checkpoint.tensors[name] for suffix, name in module.tensors.items()}
+    scheme = name_scheme(module.tensors, tensors)
+    if scheme == "DF11":
+        return "df11", "DF11 stores Huffman-coded exponents, so single rows cannot be read"
+    named = f"{scheme}: " if scheme else ""
+    more = f" and {len(beside) - _MAX_NAMED} more" if len(beside) > _MAX_NAMED else ""
+    problem = f"{named}{', '.join(beside[:_MAX_NAMED])}{more} lie beside it, so its rows are not plain"
+    return "unsupported_encoding", problem
+
+
+def _problem_of_shapes(module: StoredModule, weights: list[TensorInfo], config: ModelConfig) -> str:
+    first = weights[0]
+    if len(first.shape) != 2:
+        return f"its shape is {list(first.shape)}, [rows, columns] is needed"
+    if not first.nbytes:
+        return f"its shape is {list(first.shape)}, which has no elements"
+    if any((other.dtype, other.shape[1:]) != (first.dtype, first.shape[1:]) for other in weights):
+        return "its shards have different dtypes or widths"
+    return _missing_shard(module, config)
+
+
+def _problem_of_values(weight: TensorInfo, packing: Packing | None, config: ModelConfig) -> str:
+    # A GGUF has no scales beside its tensors, so integers in one stand for themselves.
+    plain = FLOAT_DTYPES | FLOAT8_DTYPES | (INTEGER_DTYPES if config.is_gguf else frozenset())
+    if packing is None and weight.dtype not in plain:
+        return f"its elements are {weight.dtype} without scales, floating point is needed"
+    return ""
+
+
+def _problem_of_width(weight: TensorInfo, packing: Packing | None, config: ModelConfig) -> str:
+    """Check a token embedding's width against a GGUF's metadata: of an FTW, its index might tell another one."""
+    width = packing.columns if packing else weight.shape[1]
+    allowed = (config.hidden_size, config.raw.get(f"{config.architecture}.features_length"))
+    if not config.is_gguf or config.hidden_size is None or width in allowed:
+        return ""
+    return f"its rows hold {width} values, but the metadata's embedding_length is {config.hidden_size}"
+
+
+def _missing_shard(module: StoredModule, config: ModelConfig) -> str:
+    """Name the first shard of a table that is not stored; the last ones are missed by the configuration alone."""
+    numbers = [int("".join(filter(str.isdigit, suffix))) for suffix in module.shards]
+    if not numbers:
+        return ""
+    text = config.raw.get("text_config")
+    parts = (text if isinstance(text, dict) else {}, config.raw)
+    count = max(first_count(parts, ("split_ngram_parts",)) or 0, len(numbers))
+    missing = next((place for place in range(count) if numbers[place : place + 1] != [place]), None)
+    return "" if missing is None else f"its shard {missing} is missing"
