@@ -64,12 +64,12 @@ def _compile_packed(name: str, is_staged: bool, out: str, target: GPUTarget) -> 
     unit_nbytes = 4 if known.type_size % 2 == 0 else 1
     lanes = (known.row_nbytes(elements) + LINE_NBYTES) // unit_nbytes
     pointers = {"table_ptr": "*u8", "ids_ptr": "*i64", "codebook_ptr": "*i8", "out_ptr": f"*{out}"}
-    sizes = {"table_rows": "i32", "columns": "i32", "row_nbytes": "i32"}
+    sizes = {"table_rows": "i32", "columns": "i32", "row_nbytes": "i32", "zero": "i32"}
     constants = {
         "DECODE": getattr(ggml_decoders_triton, f"decode_{name.lower()}"),
         "BLOCK_SIZE": known.block_size, "TYPE_SIZE": known.type_size, "ELEMENTS": elements, "IS_STAGED": is_staged,
         "UNIT": UNITS[unit_nbytes], "UNIT_NBYTES": unit_nbytes, "UNITS": 1 << (lanes - 1).bit_length(),
-        "LINE_NBYTES": LINE_NBYTES,
+        "LINE_NBYTES": LINE_NBYTES, "WARM_WORDS": 1024 if name.startswith("IQ2") else 0,
     }  # fmt: skip
     return _compile(packed_lookup_kernel, target, pointers | sizes, constants, enable_fp_fusion=False)
 

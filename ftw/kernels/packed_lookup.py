@@ -41,10 +41,12 @@ _MAX_ELEMENTS = 2048
 class _Plan(NamedTuple):
     """How a lookup is cut into programs, one for `elements` values of a row.
 
-    With `is_staged` their packed bytes are fetched first, by `units` lanes of `unit_nbytes` bytes each.
+    With `is_few` there are so few rows that latency counts. With `is_staged` their packed bytes are fetched first, by
+    `units` lanes of `unit_nbytes` bytes each.
     """
 
     elements: int
+    is_few: bool
     is_staged: bool
     unit_nbytes: int
     units: int
@@ -133,6 +135,7 @@ def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, ggml_type:
         table_rows=table.shape[0],
         columns=columns,
         row_nbytes=row_nbytes,
+        zero=0,
         DECODE=getattr(ggml_decoders_triton, f"decode_{ggml_type.lower()}"),
         BLOCK_SIZE=known.block_size,
         TYPE_SIZE=known.type_size,
@@ -142,6 +145,7 @@ def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, ggml_type:
         UNIT_NBYTES=plan.unit_nbytes,
         UNITS=plan.units,
         LINE_NBYTES=_LINE_NBYTES,
+        WARM_WORDS=entries.numel() // 4 if entries is not None and plan.is_few and entries.numel() > 16 else 0,
         num_warps=_NUM_WARPS,
         enable_fp_fusion=False,
     )
@@ -161,4 +165,4 @@ def _plan(table: torch.Tensor, out: torch.Tensor, known: GgmlType, columns: int)
     alignment = table.shape[1] | run_nbytes | table.data_ptr() | out.data_ptr()
     unit_nbytes = next(nbytes for nbytes in _UNIT_NBYTES if alignment % nbytes == 0)
     units = 1 << ((run_nbytes + _LINE_NBYTES) // unit_nbytes - 1).bit_length()  # may begin anywhere in a line
-    return _Plan(elements, is_staged, unit_nbytes, units)
+    return _Plan(elements, is_few, is_staged, unit_nbytes, units)

@@ -35,6 +35,7 @@ def packed_lookup_kernel(
     table_rows,
     columns,
     row_nbytes,
+    zero,
     DECODE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TYPE_SIZE: tl.constexpr,
@@ -44,6 +45,7 @@ def packed_lookup_kernel(
     UNIT_NBYTES: tl.constexpr,
     UNITS: tl.constexpr,
     LINE_NBYTES: tl.constexpr,
+    WARM_WORDS: tl.constexpr,
 ):
     """Decode one run of one row, or write zeros for an id outside the table.
 
@@ -67,6 +69,13 @@ def packed_lookup_kernel(
         readable_units = tl.where(is_inside, count // BLOCK_SIZE * TYPE_SIZE // UNIT_NBYTES, 0)
         is_readable = (units >= 0) & (units < readable_units)
         fetched = tl.load(source + units, mask=is_readable, other=0)
+        if WARM_WORDS > 0:
+            # While the link is waited for, the codebook, or as much of it as the lanes reach, is brought near: a word
+            # out of each sector of 32 bytes. The compiler must not know that `zero` is zero, or it drops the loads.
+            sectors = tl.arange(0, UNITS) * 8
+            words = codebook_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+            near = tl.load(words + sectors, mask=sectors < WARM_WORDS, other=0)
+            fetched = fetched | (near & zero).to(fetched.dtype)
         packed = out.to(tl.pointer_type(table_ptr.dtype.element_ty), bitcast=True)
         tl.store(out.to(tl.pointer_type(UNIT), bitcast=True) + units, fetched, mask=is_readable)
         tl.debug_barrier()  # every thread reads what others have stored
