@@ -23,11 +23,9 @@ KV_ELEMENT_NBYTES = 2  # KV caches are counted in a 16-bit type, whatever the we
 _GENERATES = re.compile(
     r".*(CausalLM|LMHead|ConditionalGeneration|ChatModel|ChatGLMModel|MTModel|EncoderDecoderModel|VisionText2Text).*"
 )
-_ONE_EXPERT = re.compile(r"experts\.\d+\.(?=.)")
 _STACKED_EXPERTS = re.compile(
     r"(?P<bank>(?:.+\.)?(?!shared)\w*experts)\.[^.]+(?:\.weight)?|(?P<block>blk\.\d+)\.ffn_\w+_exps\.weight"
 )
-_SHARED = re.compile(r"(?:^|\.)shared\w*experts\.")
 _FTW_BANK = re.compile(r"(?P<bank>.+)#L(?P<layer>\d{5})")
 
 

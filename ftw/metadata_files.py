@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ftw.readers.base import LeftOut
-from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, OWN_NAMES
+from ftw.readers.ftw import INDEX_NAME, OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,8 +51,7 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
         relative = path.relative_to(folder)
         if path in taken or relative.as_posix() in named or path.name == INDEX_NAME:
             continue
-        is_copy = checkpoint.format == "ftw" and relative.as_posix() == GGUF_METADATA_NAME  # no weights in it
-        reason = _reason_against(path, folder, is_copy)
+        reason = _reason_against(path, folder)
         if reason is None:
             files.append(relative)
         elif not path.name.endswith(".safetensors.index.json"):  # its content is in the FTW's own index
@@ -87,11 +86,11 @@ def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def _reason_against(path: Path, folder: Path, is_copy: bool) -> str | None:
+def _reason_against(path: Path, folder: Path) -> str | None:
     name = path.name.lower()
     if OWN_NAMES.fullmatch(path.relative_to(folder).parts[0]):
         return "a name that the FTW itself uses"
-    if not is_copy and any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
         return "weights in another format, or another copy of them"
     if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _DEBRIS):
         return "left by a download"
