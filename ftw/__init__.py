@@ -21,6 +21,7 @@ from ftw.errors import (
     NotEligibleError,
     OutputError,
     PinError,
+    SharedMemoryError,
     SourceNotFoundError,
     UnknownTensorError,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "OutputError",
     "PinError",
     "Report",
+    "SharedMemoryError",
     "SourceNotFoundError",
     "TensorInfo",
     "UnknownTensorError",

@@ -8,7 +8,8 @@
     ├── OutputError         (OSError)            the target may not or cannot be written
     ├── LookupArgumentError (ValueError)         ids or tables that a lookup cannot take
     ├── DeviceError         (RuntimeError)       torch has no such device
-    ├── PinError            (MemoryError)        the driver refused to page-lock host memory
+    ├── PinError            (MemoryError)        host memory for a table is not there, or not page-locked by the driver
+    ├── SharedMemoryError   (OSError)            a table's shared memory holds something else, or cannot be made
     └── ClosedError         (ValueError)         a checkpoint or a model was used after its close
 
 A message is one line: ``path: subject: what was found, what is allowed``. Errors of the operating system pass through.
@@ -71,7 +72,11 @@ class DeviceError(FtwError, RuntimeError):
 
 
 class PinError(FtwError, MemoryError):
-    """The driver refused to page-lock host memory."""
+    """Host memory for a table is not there, or the driver refused to page-lock it."""
+
+
+class SharedMemoryError(FtwError, OSError):
+    """The memory that processes share a table in holds something else, or cannot be made."""
 
 
 class ClosedError(FtwError, ValueError):

@@ -8,8 +8,8 @@ import ftw
 
 NAMES = """
 Checkpoint CheckpointError ClosedError ConversionResult DeviceError FtwError HostEmbedding LoadedModel
-LookupArgumentError MemoryReport ModelConfig NotEligibleError OutputError PinError Report SourceNotFoundError
-TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory open_checkpoint verify
+LookupArgumentError MemoryReport ModelConfig NotEligibleError OutputError PinError Report SharedMemoryError
+SourceNotFoundError TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory open_checkpoint verify
 """.split()
 
 
@@ -46,6 +46,7 @@ def test_functions_stay_functions_when_their_modules_are_imported(name: str) -> 
         (ftw.LookupArgumentError, ValueError),
         (ftw.DeviceError, RuntimeError),
         (ftw.PinError, MemoryError),
+        (ftw.SharedMemoryError, OSError),
         (ftw.ClosedError, ValueError),
     ],
     ids=lambda value: value.__name__,
