@@ -9,7 +9,8 @@ import ftw
 NAMES = """
 Checkpoint CheckpointError ClosedError ConversionResult DeviceError FtwError HostEmbedding LoadedModel
 LookupArgumentError MemoryReport ModelConfig NotEligibleError OutputError PinError Report SharedMemoryError
-SourceNotFoundError TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory open_checkpoint verify
+SourceNotFoundError TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory
+open_checkpoint verify
 """.split()
 
 
