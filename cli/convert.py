@@ -9,9 +9,9 @@ import typer
 from ftw.convert import ConversionResult, convert
 from ftw.placement import Embed
 from ftw.readers.ftw import ALIGNMENT
+from ftw.sizes import format_size, parse_size
 
 from .output import print_json, print_line, print_warning, progress_bar
-from .sizes import format_size, parse_size
 
 
 def _parse_shard_size(text: str) -> int:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftw.errors import FtwError
+from ftw.sizes import format_size
 
-from .sizes import format_size
 from .status import DONE, INTERRUPTED, REFUSED
 
 if TYPE_CHECKING:

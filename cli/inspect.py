@@ -10,10 +10,10 @@ import typer
 from ftw.errors import printable
 from ftw.placement import refusal
 from ftw.report import Report, inspect
+from ftw.sizes import format_size, parse_size
 
 from .output import make_console, print_error, print_json, print_line, print_warning
 from .plot import check_plot, plot_budget
-from .sizes import format_size, parse_size
 from .status import DONE, REFUSED
 
 if TYPE_CHECKING:

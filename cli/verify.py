@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from ftw.sizes import format_size
 from ftw.verify import verify
 
 from .output import print_error, print_json, print_line, progress_bar
-from .sizes import format_size
 from .status import DONE, FAILED
 
 

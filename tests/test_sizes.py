@@ -1,7 +1,8 @@
 """Sizes as people write and read them."""
 
 import pytest
-from ftw.cli.sizes import format_size, parse_size
+
+from ftw.sizes import format_size, parse_size
 
 KI, MI, GI, TI = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
