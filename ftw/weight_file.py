@@ -4,24 +4,34 @@ A file is opened for each read and checked against what it was when its header w
 thousands of shards needs no descriptor per shard, and a file that is replaced, shortened or rewritten meanwhile gives
 an error instead of other bytes. Nothing is ever mapped: a mapped file that shrinks ends the process.
 
-Large aligned reads go around the page cache (O_DIRECT) unless the page cache already holds the bytes; everything else
-is read through it.
+Large reads go around the page cache (O_DIRECT) unless the page cache already holds the bytes; everything else is read
+through it. The file system takes whole blocks at such places in memory as they have in the file, modulo 4096; where
+that is not so, they go through a bounce buffer, if the caller has one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
-from pathlib import Path
-from typing import NamedTuple
+import threading
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import CheckpointError
-from ftw.host_memory import address_of
+from ftw.host_memory import address_of, align_up
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from ftw.host_memory import HostMemory
 
 DIRECT_ALIGNMENT = 4096
-DIRECT_MIN_NBYTES = 4 << 20  # below this a buffered read costs no more
+DIRECT_MIN_NBYTES = 4 << 20  # below this a buffered read costs no more, for a thread that reads alone
+DIRECT_MIN_JOB_NBYTES = 1 << 20  # the same for threads that hide one another's waiting
 _MAX_READ_NBYTES = 16 << 20  # of one system call: large enough for the disk, small enough to be interrupted
+_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of O_DIRECT, by a file system without it or of larger blocks
 _CACHESTAT = 451  # number of cachestat(2), Linux 6.5, on every architecture
 
 
@@ -70,58 +80,141 @@ class WeightFile:
         return bytes(buffer)
 
     def read_into(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `offset`.
+        """Fill `view` with the bytes at `offset`, in this thread; `bulk_read` has the way for many bytes.
 
         Raises:
             CheckpointError: The file ends before, or has changed since it was first seen.
         """
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        with OpenFile(self) as file:
+            file.read_into(offset, view)
+            file.check_unchanged()  # an in-place rewrite may have begun after the first look
+
+
+class OpenFile:
+    """A file while it is read: one descriptor through the page cache, and one around it once that is wanted.
+
+    Threads may share it. It does not check by itself that the file has not changed by the end: `check_unchanged` does.
+
+    Raises:
+        CheckpointError: The file has changed since it was first seen.
+    """
+
+    __slots__ = ("_buffered", "_direct", "_file", "_lock", "_takes_direct")
+
+    def __init__(self, file: WeightFile) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._takes_direct = hasattr(os, "O_DIRECT")
+        self._direct: int | None = None
+        self._buffered = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._check_unchanged(descriptor)
-            done = self._read_direct(descriptor, offset, view)
-            self._read_buffered(descriptor, offset + done, view[done:])
-            self._check_unchanged(descriptor)  # an in-place rewrite may have begun after the first look
-        finally:
-            os.close(descriptor)
+            self._check_unchanged(self._buffered)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> OpenFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both descriptors; no thread may be reading."""
+        os.close(self._buffered)
+        if self._direct is not None:
+            os.close(self._direct)
+
+    def check_unchanged(self) -> None:
+        """Check that the file is what it was when it was first seen.
+
+        Raises:
+            CheckpointError: It is not.
+        """
+        self._check_unchanged(self._buffered)
+
+    def read_into(self, offset: int, view: memoryview, bounce: HostMemory | None = None) -> None:
+        """Fill `view` with the bytes at `offset`.
+
+        `bounce` is memory of one of several threads that read at a time, large enough for the blocks that the bytes lie
+        in. Without it only views that lie in memory as the bytes do in the file are read around the page cache.
+
+        Raises:
+            CheckpointError: The file ends before.
+        """
+        done = 0
+        least = DIRECT_MIN_NBYTES if bounce is None else DIRECT_MIN_JOB_NBYTES
+        if len(view) >= least and not _is_cached(self._buffered, offset, len(view)):
+            if (offset - address_of(view)) % DIRECT_ALIGNMENT == 0:
+                done = -offset % DIRECT_ALIGNMENT
+                self._read_buffered(offset, view[:done])
+                whole = (len(view) - done) // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
+                done += self._read_direct(offset + done, view[done : done + whole])
+            elif bounce is not None:
+                done = self._read_bounced(offset, view, bounce)
+        self._read_buffered(offset + done, view[done:])
 
     def _check_unchanged(self, descriptor: int) -> None:
-        if _identity(os.fstat(descriptor)) != self.identity:
-            raise CheckpointError(self.path, "file", "changed while it was being read")
+        if _identity(os.fstat(descriptor)) != self._file.identity:
+            raise CheckpointError(self._file.path, "file", "changed while it was being read")
 
-    def _read_buffered(self, descriptor: int, offset: int, view: memoryview) -> None:
+    def _read_buffered(self, offset: int, view: memoryview) -> None:
         done = 0
         while done < len(view):
-            count = os.preadv(descriptor, [view[done : done + _MAX_READ_NBYTES]], offset + done)
+            count = self._read_once(self._buffered, offset, view, done)
             if not count:
                 problem = f"ends at byte {offset + done}, {len(view) - done} bytes short"
-                raise CheckpointError(self.path, "file", problem)
+                raise CheckpointError(self._file.path, "file", problem)
             done += count
 
-    def _read_direct(self, descriptor: int, offset: int, view: memoryview) -> int:
-        """Read the whole blocks at the start of `view` around the page cache; return how many bytes that was."""
-        if len(view) < DIRECT_MIN_NBYTES or offset % DIRECT_ALIGNMENT or address_of(view) % DIRECT_ALIGNMENT:
-            return 0
-        if not hasattr(os, "O_DIRECT") or _is_cached(descriptor, offset, len(view)):
-            return 0
-        try:
-            direct = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-        except OSError:  # a file system without it, such as tmpfs before Linux 6.6
-            return 0
-        try:
-            self._check_unchanged(direct)
-            whole = len(view) // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
-            done = 0
-            while done < whole:
-                count = os.preadv(direct, [view[done : min(done + _MAX_READ_NBYTES, whole)]], offset + done)
-                done += count
-                if not count or count % DIRECT_ALIGNMENT:
-                    break
-        except OSError:  # an alignment that this file system does not take; the buffered way reads the same bytes
-            return 0
-        else:
-            return done
-        finally:
-            os.close(direct)
+    def _read_bounced(self, offset: int, view: memoryview, bounce: HostMemory) -> int:
+        """Read the blocks that the bytes lie in and move the bytes into `view`; return how many those were."""
+        skipped = offset % DIRECT_ALIGNMENT
+        with bounce.view()[: align_up(skipped + len(view), DIRECT_ALIGNMENT)] as window:
+            done = min(max(self._read_direct(offset - skipped, window) - skipped, 0), len(view))
+            if done:  # ctypes lets other threads run meanwhile, the assignment of a slice does not
+                ctypes.memmove(address_of(view), address_of(window) + skipped, done)
+        return done
+
+    def _read_direct(self, offset: int, blocks: memoryview) -> int:
+        """Read whole blocks around the page cache, up to the file's end; return how many bytes that was."""
+        descriptor = self._open_direct()
+        done = 0
+        while descriptor is not None and done < len(blocks):
+            try:
+                count = self._read_once(descriptor, offset, blocks, done)
+            except OSError as error:
+                if error.errno not in _REFUSALS:
+                    raise
+                self._takes_direct = False  # an alignment that this file system does not take
+                break
+            done += count
+            if not count or count % DIRECT_ALIGNMENT:
+                break
+        return done
+
+    def _open_direct(self) -> int | None:
+        """Return the descriptor that goes around the page cache, None where the file system has no such way."""
+        with self._lock:
+            if self._direct is None and self._takes_direct:
+                try:
+                    self._direct = os.open(self._file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+                except OSError as error:  # tmpfs before Linux 6.6
+                    if error.errno not in _REFUSALS:
+                        raise
+                    self._takes_direct = False
+                else:
+                    self._check_unchanged(self._direct)
+            return self._direct if self._takes_direct else None
+
+    def _read_once(self, descriptor: int, offset: int, view: memoryview, done: int) -> int:
+        """Read some of what a view still lacks, the bytes at `offset` being its first."""
+        try:  # the slice has no name, under which the error would keep a bounce buffer alive
+            return os.preadv(descriptor, [view[done : done + _MAX_READ_NBYTES]], offset + done)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._file.path)) from error
 
 
 def _identity(status: os.stat_result) -> FileIdentity:

@@ -70,6 +70,8 @@ def test_large_aligned_read_goes_around_the_page_cache(large: Path, monkeypatch:
     read(large, 1, 4 * MIB)
     read(large, 0, 4 * MIB, shift=1)
     assert opened == [False, True, False, False, False]
+    assert read(large, 1, 4 * MIB, shift=4097) == CONTENT[1 : 4 * MIB + 1]  # alike modulo 4096: whole blocks lie within
+    assert opened == [False, True, False, False, False, False, True]
 
 
 @pytest.mark.parametrize("refuser", ["open", "preadv"])
@@ -96,6 +98,30 @@ def test_file_system_without_direct_io_gives_the_same_bytes(
     monkeypatch.setattr(os, "preadv", refuse_preadv)
     assert read(large, 4096, 5 * MIB + 3) == CONTENT[4096 : 4096 + 5 * MIB + 3]
     assert bool(direct) is (refuser == "preadv")
+
+
+@pytest.mark.parametrize("fails", ["buffered", "direct", "open"])
+def test_error_of_the_disk_names_the_file(large: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: fails == "buffered")
+    real_open = os.open
+
+    def fail(*arguments: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fail_direct(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real_open(path, flags, *arguments, **keywords)
+
+    if fails == "open":
+        monkeypatch.setattr(os, "open", fail_direct)
+    else:
+        monkeypatch.setattr(os, "preadv", fail)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        read(large, 0, 4 * MIB)
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(large))
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("nbytes", [1, 1000, 4096], ids=str)
