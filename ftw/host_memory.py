@@ -10,9 +10,39 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from typing import Protocol
+
+from ftw.numa import place_pages
 
 PAGE_NBYTES = mmap.PAGESIZE
 HUGE_PAGE_NBYTES = 2 << 20
+
+
+class Memory(Protocol):
+    """Pages that a buffer lies in: private (`HostMemory`), or shared by the processes of a host (`SharedSegment`)."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes asked for."""
+        ...
+
+    @property
+    def mapped_nbytes(self) -> int:
+        """The same, rounded up to whole pages."""
+        ...
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte, at the start of a page; 0 where there are none, and after the close."""
+        ...
+
+    def view(self) -> memoryview:
+        """Return the bytes asked for, writable; they stay valid as long as the view lives."""
+        ...
+
+    def close(self) -> None:
+        """Drop the pages; they go with their last view."""
+        ...
 
 
 def align_up(nbytes: int, alignment: int) -> int:
@@ -23,31 +53,45 @@ def align_up(nbytes: int, alignment: int) -> int:
 class HostMemory:
     """An anonymous mapping of exactly `nbytes`, rounded up to whole pages and no further.
 
-    The mapping lives until `close` and until the last view of it is gone, whichever comes later.
+    From 2 MiB on it begins at a multiple of 2 MiB, and is made of huge pages as far as whole ones fit; its end, and
+    smaller mappings, are plain pages. The mapping lives until `close` and until the last view of it is gone, whichever
+    comes later.
+
+    Attributes:
+        numa_policy: "bind" or "preferred", where the pages were asked for on `numa_node`; "default" otherwise.
     """
 
-    def __init__(self, nbytes: int, *, huge_pages: bool = True) -> None:
+    def __init__(self, nbytes: int, *, huge_pages: bool = True, numa_node: int | None = None) -> None:
         self.nbytes = nbytes
         self.mapped_nbytes = align_up(nbytes, PAGE_NBYTES)
-        self._mapping: mmap.mmap | None = None
         self.address = 0
+        self.numa_policy = "default"
+        self._view: memoryview | None = None
         if not nbytes:
             return
-        self._mapping = mmap.mmap(-1, self.mapped_nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if huge_pages and nbytes >= HUGE_PAGE_NBYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        is_huge = huge_pages and nbytes >= HUGE_PAGE_NBYTES and hasattr(mmap, "MADV_HUGEPAGE")
+        # The kernel does not promise to begin at a huge page; what stands before and after takes addresses, no memory.
+        slack = HUGE_PAGE_NBYTES if is_huge else 0
+        mapping = mmap.mmap(-1, self.mapped_nbytes + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        start = -address_of(memoryview(mapping)) % HUGE_PAGE_NBYTES if is_huge else 0
+        self._view = memoryview(mapping)[start : start + self.mapped_nbytes]
+        self.address = address_of(self._view)
+        if is_huge:
+            whole = nbytes // HUGE_PAGE_NBYTES * HUGE_PAGE_NBYTES
             with contextlib.suppress(OSError):  # a kernel built without them; plain pages hold the same bytes
-                self._mapping.madvise(mmap.MADV_HUGEPAGE)
-        self.address = address_of(memoryview(self._mapping))
+                # Where huge pages are the default, one at the end would reach past the mapping's last page.
+                mapping.madvise(mmap.MADV_NOHUGEPAGE)
+                mapping.madvise(mmap.MADV_HUGEPAGE, start, whole)
+        if numa_node is not None:
+            self.numa_policy = place_pages(self.address, self.mapped_nbytes, numa_node)
 
     def view(self) -> memoryview:
         """Return the bytes asked for, writable."""
-        if self._mapping is None:
-            return memoryview(bytearray())
-        return memoryview(self._mapping)[: self.nbytes]
+        return self._view[: self.nbytes] if self._view is not None else memoryview(bytearray())
 
     def close(self) -> None:
         """Drop the mapping; it is unmapped with its last view."""
-        self._mapping = None
+        self._view = None
         self.address = 0
 
 

@@ -1,18 +1,21 @@
-"""MemoryReport: what loading cost, on the device and in host memory, measured and not computed."""
+"""What loading costs, on the device and in host memory: measured, not computed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from ftw.host_memory import PAGE_NBYTES
+from ftw.pinned import count_pinned_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import TracebackType
 
-    from ftw.placement import Placement
+_SAMPLE_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +26,29 @@ class MemorySnapshot:
         device_free: Free on the device, by its driver, so other processes count.
         device_allocated: Held by torch's tensors.
         device_reserved: Held by torch's allocator.
-        host_resident: Resident memory of this process.
+        host_resident: Resident memory of this process, shared pages included.
+        host_pinned: Bytes that this process has page-locked, through ftw and through torch.
     """
 
     device_free: int
     device_allocated: int
     device_reserved: int
     host_resident: int
+    host_pinned: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """What loading cost.
+    """What it cost to put tables into host memory.
 
     Attributes:
         device: The device.
         placement: "host" or "gpu", of the token embedding.
         reason: Why it is there; with `embed="auto"` the reason of a table that had to stay.
         pinned_bytes: Page-locked bytes by table; on a CPU plain bytes.
-        before: Memory before the tables were loaded.
+        before: Memory before.
+        peak: The worst of each entry meanwhile, so the least of `device_free`. Tensors and resident memory are exact
+            where they reached a new maximum of the process; the rest is sampled every 5 ms.
         after: Memory after.
     """
 
@@ -50,6 +57,7 @@ class MemoryReport:
     reason: str
     pinned_bytes: Mapping[str, int]
     before: MemorySnapshot
+    peak: MemorySnapshot
     after: MemorySnapshot
 
     @property
@@ -57,32 +65,88 @@ class MemoryReport:
         """Bytes of all tables in host memory."""
         return sum(self.pinned_bytes.values())
 
+    @property
+    def freed_bytes(self) -> int:
+        """By how much the device's free memory has grown, by its driver; 0 where it has shrunk."""
+        return max(0, self.after.device_free - self.before.device_free)
+
 
 def snapshot(device: torch.device | str | None = None) -> MemorySnapshot:
-    """Measure the memory of a device, the current one where it is None, and of this process."""
-    resident = _host_resident()
+    """Measure the memory of a device, the current one where it is None, and of this process.
+
+    An engine that sizes its caches after loading calls this: VRAM that a table has given back counts as free.
+    """
     where = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)
-    if where.type == "cpu":
-        return MemorySnapshot(0, 0, 0, resident)
-    free, _ = torch.cuda.mem_get_info(where)
-    return MemorySnapshot(free, torch.cuda.memory_allocated(where), torch.cuda.memory_reserved(where), resident)
+    free = allocated = reserved = 0
+    if where.type != "cpu":
+        free, _ = torch.cuda.mem_get_info(where)
+        allocated, reserved = torch.cuda.memory_allocated(where), torch.cuda.memory_reserved(where)
+    return MemorySnapshot(free, allocated, reserved, _host_resident(), count_pinned_bytes())
 
 
-def make_report(
-    device: torch.device,
-    placement: Placement,
-    pinned_bytes: Mapping[str, int],
-    before: MemorySnapshot,
-) -> MemoryReport:
-    """Take the second snapshot and put the report together."""
-    return MemoryReport(
-        device=str(device),
-        placement=placement.placement,
-        reason=placement.reason,
-        pinned_bytes=dict(pinned_bytes),
-        before=before,
-        after=snapshot(device),
+class MemoryWatch:
+    """Watches memory while its `with` block runs: a snapshot before, a thread that samples, and a `report`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="ftw-memory", daemon=True)
+
+    def __enter__(self) -> MemoryWatch:
+        self.before = self._peak = snapshot(self._device)
+        self._maxima = _read_maxima(self._device)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def report(self, placement: str, reason: str, pinned_bytes: Mapping[str, int]) -> MemoryReport:
+        """End watching and return what was seen."""
+        self._stop()
+        after = snapshot(self._device)
+        peak = _worse(self._peak, after)
+        maxima = _read_maxima(self._device)
+        if maxima.device_allocated > self._maxima.device_allocated:
+            peak = replace(peak, device_allocated=maxima.device_allocated)
+        if maxima.host_resident > self._maxima.host_resident:
+            peak = replace(peak, host_resident=max(peak.host_resident, maxima.host_resident))
+        return MemoryReport(str(self._device), placement, reason, dict(pinned_bytes), self.before, peak, after)
+
+    def _sample(self) -> None:
+        while not self._end.wait(_SAMPLE_SECONDS):
+            self._peak = _worse(self._peak, snapshot(self._device))
+
+    def _stop(self) -> None:
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+def _worse(one: MemorySnapshot, other: MemorySnapshot) -> MemorySnapshot:
+    return MemorySnapshot(
+        device_free=min(one.device_free, other.device_free),
+        device_allocated=max(one.device_allocated, other.device_allocated),
+        device_reserved=max(one.device_reserved, other.device_reserved),
+        host_resident=max(one.host_resident, other.host_resident),
+        host_pinned=max(one.host_pinned, other.host_pinned),
     )
+
+
+class _Maxima(NamedTuple):
+    """Highest values since the process began, by torch and by the kernel."""
+
+    device_allocated: int
+    host_resident: int
+
+
+def _read_maxima(device: torch.device) -> _Maxima:
+    allocated = 0 if device.type == "cpu" else torch.cuda.max_memory_allocated(device)
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        resident = next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:")), 0)
+    return _Maxima(allocated, resident)
 
 
 def _host_resident() -> int:

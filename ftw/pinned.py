@@ -1,59 +1,117 @@
 """PinnedBuffer: host memory of exactly a table's size that the GPU reads over PCIe.
 
-The memory is an anonymous mapping (see `ftw.host_memory`), filled first and page-locked then, so that no page is
-touched twice. Registration goes through the driver's own call: a refusal through the runtime would stay latched and
-surface in the next torch call. File-backed mappings are never registered.
-
-    CUDA   libcuda.so.1      cuMemHostRegister_v2 / cuMemHostUnregister, portable and mapped
-    ROCm   libamdhip64.so    hipHostRegister / hipHostUnregister, portable and mapped
-    none   plain memory
+The memory is filled first and page-locked then, so that no page is touched twice. It is a private anonymous mapping, or
+shared memory of the host; file-backed mappings, which hang the driver, are never registered.
 """
 
 from __future__ import annotations
 
-import ctypes
-from typing import TYPE_CHECKING, NamedTuple
+import threading
+import weakref
+from typing import TYPE_CHECKING
 
 import torch
 
-from ftw.errors import PinError
+from ftw.errors import ClosedError, PinError, printable
+from ftw.gpu_driver import Driver, load_driver, numa_node_of
+from ftw.host_limits import read_host_limits
 from ftw.host_memory import HostMemory
+from ftw.numa import count_pages_by_node
+from ftw.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
-_PORTABLE = 1
-_MAPPED = 2  # the driver's CU_MEMHOSTREGISTER_DEVICEMAP, HIP's hipHostRegisterMapped
+    from ftw.host_memory import Memory
 
 
-class Driver(NamedTuple):
-    """The two calls of a driver; each returns 0, or an error code that `describe` puts into words."""
+class _Total:
+    """A sum that several threads change."""
 
-    register: Callable[[int, int, int], int]
-    unregister: Callable[[int], int]
-    describe: Callable[[int], str]
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        with self._lock:
+            self.nbytes += nbytes
+
+
+_pinned = _Total()  # by all buffers: what a process has page-locked is a fact of the process
 
 
 class PinnedBuffer:
     """Host memory that is page-locked once it has been filled.
 
+    Close it; one that is dropped instead is given back when it is collected.
+
     Attributes:
         nbytes: Bytes asked for.
         pinned_nbytes: Bytes page-locked: `nbytes` rounded up to whole pages, 0 before `pin` and without a GPU.
+        name: The table it is for, in messages.
     """
 
-    def __init__(self, nbytes: int, *, driver: Driver | None = None) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        *,
+        name: str = "table",
+        device: torch.device | None = None,
+        huge_pages: bool = True,
+        memory: Memory | None = None,
+        driver: Driver | None = None,
+    ) -> None:
+        """Take the memory; nothing of it is touched yet.
+
+        Args:
+            nbytes: As many bytes, which may be 0.
+            name: The table it is for.
+            device: The GPU that will read it: on a machine of several NUMA nodes the pages come from its own.
+            huge_pages: Ask for pages of 2 MiB, where they fit. On some kernels their allocation is slow.
+            memory: Use this memory instead, of `nbytes` bytes, which the buffer then owns.
+            driver: The driver's calls; None for those of the installed torch's kind of GPU.
+        """
         self.nbytes = nbytes
         self.pinned_nbytes = 0
-        self._memory = HostMemory(nbytes)
+        self.name = name
+        node = numa_node_of(device) if device is not None and memory is None else None
+        self._memory = memory or HostMemory(nbytes, huge_pages=huge_pages, numa_node=node)
         self._driver = driver
         self._device: torch.device | None = None
+        self._give_back: weakref.finalize[..., PinnedBuffer] | None = None
 
     @property
     def address(self) -> int:
         """Address of the first byte; 0 for an empty or closed buffer."""
         return self._memory.address
+
+    @property
+    def device_pointer(self) -> int:
+        """The address by which the device reads the first byte; 0 for an empty buffer.
+
+        It is mostly `address` itself; on Windows and under other drivers without unified addresses it is not.
+
+        Raises:
+            ClosedError: The memory is not page-locked, or not any more.
+            PinError: The driver does not tell.
+        """
+        if not self.nbytes:
+            return 0
+        if self._driver is None or not self.pinned_nbytes:
+            raise ClosedError(f"{printable(self.name)}: page-locked memory: there is none, pin it first")
+        code, pointer = self._driver.device_pointer(self.address)
+        if code:
+            raise PinError(f"{printable(self.name)}: page-locked memory: no address: {self._driver.describe(code)}")
+        return pointer
+
+    @property
+    def numa_policy(self) -> str:
+        """How the pages were asked for: "bind", "preferred", "interleave" or "default"."""
+        return getattr(self._memory, "numa_policy", "default")
+
+    def numa_nodes(self) -> dict[int, int]:
+        """Return how many pages lie on each NUMA node, of a sample of at most 4096; empty where that is not known."""
+        return count_pages_by_node(self.address, self.nbytes)
 
     def view(self) -> memoryview:
         """Return the bytes, writable; they stay valid as long as this view or the buffer lives."""
@@ -63,29 +121,30 @@ class PinnedBuffer:
         """Page-lock the memory for a device; on a CPU there is nothing to do.
 
         Raises:
-            PinError: The driver refuses. The memory stays usable by the CPU.
+            PinError: The driver refuses. The memory stays usable by the CPU, and no error stays latched in the driver.
         """
         if device.type == "cpu" or not self.nbytes or self.pinned_nbytes:
             return
         driver = self._driver or load_driver()
         torch.cuda.synchronize(device)  # makes the device's context current, which the driver's own calls need
-        code = driver.register(self.address, self._memory.mapped_nbytes, _PORTABLE | _MAPPED)
+        nbytes = self._memory.mapped_nbytes
+        code = driver.register(self.address, nbytes)
         if code:
-            words = driver.describe(code)
-            problem = f"the driver refused {self._memory.mapped_nbytes} bytes: {words}; see 'ulimit -l' and free memory"
-            raise PinError(f"{device}: page-locked memory: {problem}")
+            raise PinError(_refusal(self.name, device, nbytes, driver.describe(code)))
         self._driver, self._device = driver, device
-        self.pinned_nbytes = self._memory.mapped_nbytes
+        self.pinned_nbytes = nbytes
+        _pinned.add(nbytes)
+        self._give_back = weakref.finalize(self, _release, self.name, self._memory, driver, device)
+        self._give_back.atexit = False  # the end of the process gives everything back
 
     def close(self) -> None:
         """Wait for the device, unregister the memory, and drop it."""
-        if self.pinned_nbytes and self._driver is not None and self._device is not None:
-            torch.cuda.synchronize(self._device)  # no kernel may still be reading
-            self.pinned_nbytes = 0
-            code = self._driver.unregister(self.address)
-            if code:
-                raise PinError(f"{self._device}: page-locked memory: not released: {self._driver.describe(code)}")
-        self._memory.close()
+        give_back, self._give_back = self._give_back, None
+        self.pinned_nbytes = 0
+        if give_back is None:
+            self._memory.close()
+        else:
+            give_back()
 
     def __enter__(self) -> PinnedBuffer:
         return self
@@ -96,31 +155,29 @@ class PinnedBuffer:
         self.close()
 
 
-def load_driver() -> Driver:
-    """Return the driver of the installed torch's kind of GPU."""
-    if torch.version.hip:
-        hip = ctypes.CDLL("libamdhip64.so")
-        hip.hipGetErrorString.restype = ctypes.c_char_p
-        return Driver(
-            register=_typed(hip.hipHostRegister, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint),
-            unregister=_typed(hip.hipHostUnregister, ctypes.c_void_p),
-            describe=lambda code: (hip.hipGetErrorString(code) or b"unknown error").decode(),
-        )
-    cuda = ctypes.CDLL("libcuda.so.1")
-
-    def describe(code: int) -> str:
-        text = ctypes.c_char_p()
-        cuda.cuGetErrorString(code, ctypes.byref(text))
-        return (text.value or b"unknown error").decode()
-
-    return Driver(
-        register=_typed(cuda.cuMemHostRegister_v2, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint),
-        unregister=_typed(cuda.cuMemHostUnregister, ctypes.c_void_p),
-        describe=describe,
-    )
+def count_pinned_bytes() -> int:
+    """Return the bytes that this process has page-locked: its `PinnedBuffer`s, and what torch holds."""
+    if not torch.cuda.is_initialized():
+        return _pinned.nbytes
+    if not hasattr(torch.cuda, "host_memory_stats"):  # before torch 2.8
+        return _pinned.nbytes
+    return _pinned.nbytes + int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
 
 
-def _typed(function: Callable[..., int], *argtypes: type) -> Callable[..., int]:
-    """Declare the arguments of a foreign function: pointers and sizes are wider than the default int."""
-    function.argtypes = argtypes  # type: ignore[attr-defined]
-    return function
+def _release(name: str, memory: Memory, driver: Driver, device: torch.device) -> None:
+    try:
+        torch.cuda.synchronize(device)  # no kernel may still be reading
+    finally:
+        code = driver.unregister(memory.address)
+        _pinned.add(-memory.mapped_nbytes)
+        memory.close()
+    if code:
+        raise PinError(f"{printable(name)}: page-locked memory: not released by {device}: {driver.describe(code)}")
+
+
+def _refusal(name: str, device: torch.device, nbytes: int, words: str) -> str:
+    """Return the line that says what was refused, what there is, and what to do."""
+    asked = f"{device} refused to page-lock {format_size(nbytes)} ({nbytes} bytes): {words}"
+    held = f"{format_size(count_pinned_bytes())} are page-locked by this process"
+    advice = "free some, raise the limit, or leave the table on the GPU (embed 'gpu')"
+    return f"{printable(name)}: page-locked memory: {asked}; {held}; {read_host_limits().describe()}; {advice}"

@@ -1,3 +1,4 @@
+import gc
 import mmap
 import os
 
@@ -6,8 +7,10 @@ import torch
 
 import ftw
 from ftw import pinned
+from ftw.gpu_driver import Driver
+from ftw.host_limits import HostLimits
 from ftw.host_memory import HostMemory
-from ftw.pinned import Driver, PinnedBuffer
+from ftw.pinned import PinnedBuffer
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
@@ -20,16 +23,21 @@ class FakeDriver:
         self.calls: list[tuple[object, ...]] = []
         self.code = code
 
-    def register(self, address: int, nbytes: int, flags: int) -> int:
-        self.calls.append(("register", address, nbytes, flags))
+    def register(self, address: int, nbytes: int) -> int:
+        self.calls.append(("register", address, nbytes))
         return self.code
 
     def unregister(self, address: int) -> int:
         self.calls.append(("unregister", address))
         return 0
 
+    def device_pointer(self, address: int) -> tuple[int, int]:
+        """Translate as WDDM does: the device knows the memory by another address."""
+        self.calls.append(("device_pointer", address))
+        return self.code, address + (1 << 40)
+
     def as_driver(self) -> Driver:
-        return Driver(self.register, self.unregister, lambda code: f"out of memory ({code})")
+        return Driver(self.register, self.unregister, self.device_pointer, lambda code: f"out of memory ({code})")
 
 
 @pytest.fixture
@@ -57,22 +65,23 @@ def test_pinned_bytes_are_the_size_rounded_up_to_one_page(nbytes: int, no_synchr
         assert buffer.pinned_nbytes == 0
         buffer.pin(GPU)
         assert buffer.pinned_nbytes == -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        assert driver.calls == [("register", address, buffer.pinned_nbytes, 1 | 2)]
+        assert driver.calls == [("register", address, buffer.pinned_nbytes)]
 
 
 def test_close_waits_and_unregisters_before_the_memory_goes(
     no_synchronize: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = FakeDriver()
-    buffer = PinnedBuffer(4096, driver=driver.as_driver())
-    buffer.pin(GPU)
-    address = buffer.address
     order: list[str] = []
+
+    def unregister(address: int) -> int:
+        order.append("unregister")
+        return driver.unregister(address)
+
+    buffer = PinnedBuffer(4096, driver=driver.as_driver()._replace(unregister=unregister))
+    buffer.pin(GPU)
+    address, close = buffer.address, HostMemory.close
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("synchronize"))
-    unregister, close = driver.unregister, HostMemory.close
-    buffer._driver = driver.as_driver()._replace(
-        unregister=lambda address: (order.append("unregister"), unregister(address))[1]
-    )
     monkeypatch.setattr(HostMemory, "close", lambda memory: (order.append("unmap"), close(memory))[1])
     buffer.close()
     assert order == ["synchronize", "unregister", "unmap"]
@@ -107,7 +116,7 @@ def test_cpu_needs_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_refused_registration_names_the_bytes_and_leaves_the_memory_usable(no_synchronize: list[torch.device]) -> None:
     with PinnedBuffer(4097, driver=FakeDriver(code=2).as_driver()) as buffer:
-        with pytest.raises(ftw.PinError, match=r"8192 bytes: out of memory \(2\)") as caught:
+        with pytest.raises(ftw.PinError, match=r"8192 bytes\): out of memory \(2\)") as caught:
             buffer.pin(GPU)
         assert len(str(caught.value).splitlines()) == 1
         assert isinstance(caught.value, MemoryError)
@@ -138,39 +147,117 @@ def test_a_view_outlives_the_buffer() -> None:
     assert bytes(view) == content
 
 
-class FakeLibrary:
-    """A driver's shared library whose functions take attributes, as those of ctypes do, and record their calls."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.calls: list[tuple[object, ...]] = []
-
-    def __getattr__(self, name: str) -> object:
-        def function(*arguments: object) -> object:
-            self.calls.append((name, *arguments))
-            return b"refused by HIP" if name == "hipGetErrorString" else 0
-
-        setattr(self, name, function)
-        return function
+def test_device_pointer_is_the_drivers_translation(no_synchronize: list[torch.device]) -> None:
+    with PinnedBuffer(4097, driver=FakeDriver().as_driver()) as buffer:
+        with pytest.raises(ftw.ClosedError, match="there is none, pin it first"):
+            _ = buffer.device_pointer
+        buffer.pin(GPU)
+        assert buffer.device_pointer == buffer.address + (1 << 40)
+    with pytest.raises(ftw.ClosedError):
+        _ = buffer.device_pointer
 
 
-@pytest.mark.parametrize(
-    ("hip", "library", "register", "unregister"),
-    [
-        ("6.4", "libamdhip64.so", "hipHostRegister", "hipHostUnregister"),
-        (None, "libcuda.so.1", "cuMemHostRegister_v2", "cuMemHostUnregister"),
-    ],
-    ids=["rocm", "cuda"],
-)
-def test_load_driver_takes_the_calls_of_torchs_gpu(
-    monkeypatch: pytest.MonkeyPatch, hip: str | None, library: str, register: str, unregister: str
+def test_device_pointer_that_the_driver_does_not_tell_is_an_error(no_synchronize: list[torch.device]) -> None:
+    driver = FakeDriver()
+    with PinnedBuffer(1, name="wte.weight", driver=driver.as_driver()) as buffer:
+        buffer.pin(GPU)
+        driver.code = 1
+        with pytest.raises(ftw.PinError, match=r"^wte.weight: page-locked memory: no address: out of memory \(1\)$"):
+            _ = buffer.device_pointer
+
+
+def test_device_pointer_of_an_empty_buffer_is_zero() -> None:
+    with PinnedBuffer(0) as buffer:
+        buffer.pin(GPU)
+        assert buffer.device_pointer == 0
+
+
+def test_refusal_names_the_table_what_is_free_and_what_to_do(
+    no_synchronize: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded: list[FakeLibrary] = []
-    monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(pinned.ctypes, "CDLL", lambda name: loaded.append(FakeLibrary(name)) or loaded[-1])
-    driver = pinned.load_driver()
-    assert driver.register(4096, 8192, 3) == 0
-    assert driver.unregister(4096) == 0
-    assert [made.name for made in loaded] == [library]
-    assert loaded[0].calls == [(register, 4096, 8192, 3), (unregister, 4096)]
-    assert driver.describe(1) in ("refused by HIP", "unknown error")
+    limits = HostLimits(available=3 << 30, cgroup_free=1 << 30, memlock=8 << 20, is_wsl=True)
+    monkeypatch.setattr(pinned, "read_host_limits", lambda: limits)
+    buffer = PinnedBuffer(5 << 20, name="model.embed\ntokens", driver=FakeDriver(code=2).as_driver())
+    with buffer, pytest.raises(ftw.PinError) as caught:
+        buffer.pin(GPU)
+    message = str(caught.value)
+    assert message.startswith(r"model.embed\ntokens: page-locked memory: cuda:0 refused to page-lock 5.00 MiB")
+    for part in ("3.00 GiB of host memory", "1.00 GiB of the cgroup", "'ulimit -l' is 8.00 MiB", "WSL", "embed 'gpu'"):
+        assert part in message
+    assert len(message.splitlines()) == 1
+
+
+def test_count_of_pinned_bytes_follows_buffers(no_synchronize: list[torch.device]) -> None:
+    before = pinned.count_pinned_bytes()
+    one, other = (PinnedBuffer(nbytes, driver=FakeDriver().as_driver()) for nbytes in (1, 4097))
+    assert pinned.count_pinned_bytes() == before
+    one.pin(GPU)
+    other.pin(GPU)
+    assert pinned.count_pinned_bytes() == before + 3 * 4096
+    one.close()
+    one.close()
+    assert pinned.count_pinned_bytes() == before + 2 * 4096
+    other.close()
+    assert pinned.count_pinned_bytes() == before
+
+
+def test_count_of_pinned_bytes_takes_torchs_own_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = pinned.count_pinned_bytes()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: {"allocated_bytes.current": 7 << 20}, raising=False)
+    assert pinned.count_pinned_bytes() == before + (7 << 20)
+
+
+def test_refused_buffer_does_not_count(no_synchronize: list[torch.device]) -> None:
+    before = pinned.count_pinned_bytes()
+    with PinnedBuffer(4096, driver=FakeDriver(code=2).as_driver()) as buffer, pytest.raises(ftw.PinError):
+        buffer.pin(GPU)
+    assert pinned.count_pinned_bytes() == before
+
+
+def test_dropped_buffer_is_given_back_when_it_is_collected(no_synchronize: list[torch.device]) -> None:
+    before, driver = pinned.count_pinned_bytes(), FakeDriver()
+    buffer = PinnedBuffer(4096, driver=driver.as_driver())
+    buffer.pin(GPU)
+    address = buffer.address
+    del buffer
+    gc.collect()
+    assert driver.calls[-1] == ("unregister", address)
+    assert no_synchronize == [GPU, GPU]
+    assert pinned.count_pinned_bytes() == before
+
+
+def test_failed_wait_still_gives_the_memory_back(
+    no_synchronize: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeDriver()
+    buffer = PinnedBuffer(4096, driver=driver.as_driver())
+    buffer.pin(GPU)
+
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        buffer.close()
+    assert [call[0] for call in driver.calls] == ["register", "unregister"]
+    assert buffer.address == 0
+
+
+def test_failed_release_is_an_error_that_names_the_table(no_synchronize: list[torch.device]) -> None:
+    driver = FakeDriver()
+    buffer = PinnedBuffer(4096, name="wte", driver=driver.as_driver()._replace(unregister=lambda address: 713))
+    buffer.pin(GPU)
+    with pytest.raises(ftw.PinError, match=r"^wte: .* not released by cuda:0: out of memory \(713\)$"):
+        buffer.close()
+    assert buffer.address == 0
+
+
+def test_pages_come_from_the_gpus_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "numa_node_of", lambda device: 0)
+    with PinnedBuffer(3 << 20, device=GPU) as buffer:
+        assert buffer.numa_policy in ("bind", "preferred", "default")  # the last in a container that refuses it
+        buffer.view()[:] = bytes(3 << 20)
+        nodes = buffer.numa_nodes()
+        assert sum(nodes.values()) in (0, 768)  # 0 where the kernel does not tell
+    assert PinnedBuffer(4096).numa_policy == "default"

@@ -1,0 +1,59 @@
+import threading
+
+import pytest
+import torch
+
+from ftw import memory
+from ftw.host_memory import HostMemory
+from ftw.memory import MemoryReport, MemorySnapshot, MemoryWatch
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+def touched(nbytes: int) -> HostMemory:
+    made = HostMemory(nbytes)
+    made.view()[:] = bytes(nbytes)
+    return made
+
+
+def test_report_sees_a_peak_that_has_passed() -> None:
+    with MemoryWatch(CPU) as watch:
+        touched(512 * MIB).close()
+        report = watch.report("host", "because", {"table": 5})
+    assert report.peak.host_resident >= report.before.host_resident + 500 * MIB
+    assert report.after.host_resident < report.before.host_resident + 100 * MIB
+    assert (report.device, report.placement, report.reason, report.total_pinned_bytes) == ("cpu", "host", "because", 5)
+
+
+def test_watch_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    with MemoryWatch(CPU) as watch:
+        assert threading.active_count() == before + 1
+        watch.report("host", "", {})
+        assert threading.active_count() == before
+    with pytest.raises(KeyError), MemoryWatch(CPU):
+        raise KeyError
+    assert threading.active_count() == before
+
+
+def test_peak_is_the_worst_of_each_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([MemorySnapshot(9, 1, 2, 30, 0), MemorySnapshot(7, 0, 5, 20, 8)])
+    monkeypatch.setattr(memory, "snapshot", lambda device: next(moments))
+    monkeypatch.setattr(memory, "_SAMPLE_SECONDS", 60)
+    with MemoryWatch(CPU) as watch:
+        report = watch.report("host", "", {})
+    assert report.peak == MemorySnapshot(7, 1, 5, max(30, report.peak.host_resident), 8)
+
+
+@pytest.mark.parametrize(("before", "after", "freed"), [(10, 30, 20), (30, 10, 0)], ids=["grown", "shrunk"])
+def test_freed_bytes_are_what_the_driver_has_more(before: int, after: int, freed: int) -> None:
+    first, last = (MemorySnapshot(free, 0, 0, 0, 0) for free in (before, after))
+    assert MemoryReport("cuda:0", "host", "", {}, first, first, last).freed_bytes == freed
+
+
+def test_snapshot_of_a_cpu_counts_the_host_alone() -> None:
+    found = memory.snapshot("cpu")
+    assert (found.device_free, found.device_allocated, found.device_reserved) == (0, 0, 0)
+    assert found.host_resident > 10 * MIB
+    assert found.host_pinned >= 0
