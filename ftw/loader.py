@@ -1,28 +1,22 @@
-"""Loading: lookup tables straight into pinned host memory, every other tensor to the device on demand.
-
-A host table goes from its file into the memory it stays in, and is page-locked there; none of it passes through the
-device. Other tensors stream through two page-locked buffers of 16 MiB, one being read while the other is copied.
-"""
+"""Loading: lookup tables straight into pinned host memory, every other tensor to the device on demand."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
-from ftw.dtypes import DTYPES
-from ftw.embedding import HostEmbedding
-from ftw.errors import CheckpointError, ClosedError, DeviceError, NotEligibleError, printable
-from ftw.ggml_types import PACKED_TYPES
-from ftw.host_memory import HUGE_PAGE_NBYTES, HostMemory
-from ftw.kernels.packed_lookup import prepare
-from ftw.memory import MemoryReport, make_report, snapshot
-from ftw.pinned import PinnedBuffer
+from ftw.checkpoint import Checkpoint, open_checkpoint
+from ftw.devices import resolve_device
+from ftw.errors import ClosedError, NotEligibleError, printable
+from ftw.host_tables import HostOptions, load_host_tables, make_embedding
+from ftw.memory import MemoryReport, MemoryWatch
+from ftw.pin_budget import parse_limit
 from ftw.placement import plan_placement, refusal
+from ftw.staging import DummyStage, FileStage
 from ftw.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -31,11 +25,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ftw.config import ModelConfig
-    from ftw.tensors import TensorInfo
-    from ftw.verdict import TableVerdict
+    from ftw.embedding import HostEmbedding
+    from ftw.staging import Stage
 
 _log = logging.getLogger("ftw")
-_NUM_STAGING_BUFFERS = 2
+SHARES: tuple[str | None, ...] = (None, "node")
 
 
 class LoadedModel:
@@ -60,6 +54,8 @@ class LoadedModel:
         dtype: torch.dtype | None,
         tables: Mapping[str, HostEmbedding],
         memory: MemoryReport,
+        *,
+        is_dummy: bool = False,
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.verdict = verdict
@@ -69,6 +65,7 @@ class LoadedModel:
         self.tensors = checkpoint.tensors
         self._checkpoint = checkpoint
         self._dtype = dtype
+        self._is_dummy = is_dummy
         self._device_embedding: HostEmbedding | None = None
         self._device_table: torch.Tensor | None = None
         self._closed = False
@@ -88,10 +85,10 @@ class LoadedModel:
         if self._device_embedding is None:
             if table.unreadable:
                 raise NotEligibleError(refusal(table, self._checkpoint.source, table.unreadable))
-            with _Staging(self.device) as staging:
-                tensor = staging.load(self._checkpoint, self._checkpoint.tensors[table.name])
+            with self._stage() as stage:
+                tensor = stage.load(self._checkpoint, self._checkpoint.tensors[table.name])
             self._device_table = tensor
-            self._device_embedding = _make_embedding(table, tensor, self.device, self._dtype, placement="gpu")
+            self._device_embedding = make_embedding(table, tensor, self.device, self._dtype, placement="gpu")
         return self._device_embedding
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -106,7 +103,7 @@ class LoadedModel:
         """
         names = (table.tensors for table in self.verdict.tables if table.name in self.tables)
         on_host = frozenset(itertools.chain.from_iterable(names))
-        with _Staging(self.device) as staging:
+        with self._stage() as stage:
             for tensor in self._checkpoint.tensors.values():
                 self._check_open()
                 if tensor.name in on_host:
@@ -114,7 +111,7 @@ class LoadedModel:
                 if self._device_table is not None and tensor.name == self.verdict.token_embedding.name:
                     yield tensor.name, self._device_table
                 else:
-                    yield tensor.name, staging.load(self._checkpoint, tensor)
+                    yield tensor.name, stage.load(self._checkpoint, tensor)
 
     def close(self) -> None:
         """Give the tables' memory back and end reading; every table is released even if one of them fails."""
@@ -135,6 +132,9 @@ class LoadedModel:
     ) -> None:
         self.close()
 
+    def _stage(self) -> Stage:
+        return DummyStage(self.device) if self._is_dummy else FileStage(self.device)
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{printable(self._checkpoint.source)}: model: is closed")
@@ -146,6 +146,11 @@ def load(
     embed: str = "gpu",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    share: str | None = None,
+    dummy: bool = False,
+    max_pinned_bytes: int | str | None = None,
+    huge_pages: bool = True,
+    num_threads: int | None = None,
 ) -> LoadedModel:
     """Load a checkpoint for serving.
 
@@ -155,156 +160,44 @@ def load(
             not where it isn't, "gpu" leaves them among the weights.
         device: Where the weights go and lookups run; None for the current GPU, or the CPU on a machine without one.
         dtype: Of the rows that lookups return; None for the table's own, of a packed one bfloat16.
+        share: "node" holds host tables once for all processes of this user on this host that load them so: the first
+            fills shared memory, the others take it, the last one's end frees it.
+        dummy: Make tables and weights of random values instead of reading them, in the encodings, shapes and places of
+            the real ones. Of a hub id headers alone are read; tensors are only where a verdict takes their bytes.
+        max_pinned_bytes: What this process may page-lock in all, as bytes or as a size such as "8GiB". None for what
+            the host has available; a limit of yours takes the place of that, as some hosts' memory grows with use.
+        huge_pages: Ask for pages of 2 MiB for large tables; on some kernels their allocation is slow.
+        num_threads: How many threads read tables; None for as many as there are processors, 6 to 8.
 
     Raises:
         NotEligibleError: `embed` is "host" and the token embedding may not leave the GPU.
         SourceNotFoundError: There is no checkpoint of that name.
         CheckpointError: It is broken.
-        PinError: The driver refused to page-lock a table.
+        PinError: The tables don't fit into host memory or the limit, or the driver refused to page-lock one.
+        SharedMemoryError: Shared memory holds another table in its place, or has no room.
         DeviceError: torch has no such device.
-        ValueError: `embed` is none of the three, or `dtype` is no floating-point type of torch.
+        ValueError: `embed` or `share` is none of its choices, `dtype` no floating-point type of torch, or
+            `max_pinned_bytes` no size.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype is {dtype!r}, a floating-point dtype of torch or None is needed")
-    where = _resolve_device(device)
+    if share not in SHARES:
+        raise ValueError(f"share is {share!r}, allowed are 'node' and None")
+    options = HostOptions(share == "node", dummy, parse_limit(max_pinned_bytes), huge_pages, num_threads)
+    where = resolve_device(device)
     with contextlib.ExitStack() as stack:
-        checkpoint = stack.enter_context(open_checkpoint(source))
+        checkpoint = stack.enter_context(open_checkpoint(source, headers_only=dummy))
         verdict = judge(checkpoint)
         placement = plan_placement(verdict, embed, checkpoint.source)
         if embed == "auto" and placement.placement == "gpu":
             _log.warning("%s: the token embedding stays on the GPU: %s", checkpoint.source, placement.reason)
-        before = snapshot(where)
-        tables: dict[str, HostEmbedding] = {}
-        for table in placement.host_tables:
-            tables[table.name] = _load_host_table(checkpoint, table, where, dtype)
-            stack.callback(tables[table.name].close)
-        is_gpu = where.type == "cuda"
-        pinned = {name: table.pinned_nbytes if is_gpu else table.table.nbytes for name, table in tables.items()}
-        model = LoadedModel(checkpoint, verdict, where, dtype, tables, make_report(where, placement, pinned, before))
+        with MemoryWatch(where) as watch:
+            tables = load_host_tables(checkpoint, placement.host_tables, where, dtype, options)
+            for table in tables.values():
+                stack.callback(table.close)
+            is_gpu = where.type == "cuda"
+            nbytes = {name: table.pinned_nbytes if is_gpu else table.table.nbytes for name, table in tables.items()}
+            report = watch.report(placement.placement, placement.reason, nbytes)
+        model = LoadedModel(checkpoint, verdict, where, dtype, tables, report, is_dummy=dummy)
         stack.pop_all()
     return model
-
-
-def _resolve_device(device: torch.device | str | None) -> torch.device:
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        where = torch.device(device)
-    except RuntimeError as error:
-        raise DeviceError(f"{device}: device: {str(error).splitlines()[0]}") from error
-    if where.type == "cpu":
-        return where
-    count = torch.cuda.device_count() if where.type == "cuda" else 0
-    if not count or (where.index or 0) >= count:
-        found = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA or ROCm device"
-        raise DeviceError(f"{where}: device: torch finds {found}; 'cpu' works without one")
-    return torch.device("cuda", torch.cuda.current_device() if where.index is None else where.index)
-
-
-def _load_host_table(
-    checkpoint: Checkpoint, table: TableVerdict, device: torch.device, dtype: torch.dtype | None
-) -> HostEmbedding:
-    """Read a table into the memory where it stays, then page-lock it."""
-    tensors = [checkpoint.tensors[name] for name in table.tensors]
-    buffer = PinnedBuffer(sum(tensor.nbytes for tensor in tensors))
-    with contextlib.ExitStack() as stack:
-        stack.callback(buffer.close)
-        offset = 0
-        for tensor in tensors:
-            checkpoint.read_into(tensor.name, buffer.view()[offset : offset + tensor.nbytes])
-            offset += tensor.nbytes
-        buffer.pin(device)
-        num_rows = sum(tensor.shape[0] for tensor in tensors)
-        whole = tensors[0]._replace(shape=(num_rows, *tensors[0].shape[1:]))  # of its shards, one after another
-        rows = _as_tensor(checkpoint, whole, buffer.view())
-        embedding = _make_embedding(table, rows, device, dtype, buffer=buffer)
-        stack.pop_all()  # all went well: the embedding closes it from here on
-    return embedding
-
-
-def _make_embedding(
-    table: TableVerdict, rows: torch.Tensor, device: torch.device, dtype: torch.dtype | None, **options: Any
-) -> HostEmbedding:
-    """Return a table as a module, without padding rows at its end, ready to be captured in a CUDA graph."""
-    ggml_type = table.dtype if table.dtype in PACKED_TYPES else None
-    if ggml_type is not None:
-        prepare(ggml_type, device)
-    return HostEmbedding(rows[: table.rows], name=table.name, dtype=dtype, ggml_type=ggml_type, **options)
-
-
-def _read_cpu_tensor(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
-    """Return a new tensor in host memory, a large one in huge pages: their first touch takes a fifth of the time."""
-    is_large = tensor.nbytes >= HUGE_PAGE_NBYTES
-    view = HostMemory(tensor.nbytes).view() if is_large else memoryview(bytearray(tensor.nbytes))
-    checkpoint.read_into(tensor.name, view)
-    return _as_tensor(checkpoint, tensor, view)
-
-
-def _as_tensor(checkpoint: Checkpoint, tensor: TensorInfo, view: memoryview) -> torch.Tensor:
-    """Return a tensor over the bytes of `view`, which it keeps alive."""
-    dtype = _torch_dtype(checkpoint, tensor)
-    if not len(view):
-        return torch.empty(tensor.shape, dtype=dtype)
-    return torch.frombuffer(view, dtype=torch.uint8).view(dtype).reshape(tensor.shape)
-
-
-def _torch_dtype(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.dtype:
-    name = DTYPES[tensor.dtype].torch_name
-    dtype = getattr(torch, name, None) if name else None
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(
-            checkpoint.source, tensor.name, f"dtype is {tensor.dtype}, which this torch does not have"
-        )
-    return dtype
-
-
-class _Staging:
-    """Two page-locked buffers that tensors stream through on their way to a device; none for a CPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._buffers: list[PinnedBuffer] = []
-        self._copies: list[torch.cuda.Event | None] = [None] * _NUM_STAGING_BUFFERS
-        self._next = 0
-
-    def __enter__(self) -> _Staging:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        with contextlib.ExitStack() as stack:
-            for buffer in self._buffers:
-                stack.callback(buffer.close)
-
-    def load(self, checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
-        """Return a new tensor on the device, complete for work that is queued on its current stream."""
-        if self._device.type == "cpu":
-            return _read_cpu_tensor(checkpoint, tensor)
-        target = torch.empty(tensor.shape, dtype=_torch_dtype(checkpoint, tensor), device=self._device)
-        if not tensor.nbytes:
-            return target
-        flat = target.reshape(-1).view(torch.uint8)
-        for offset in range(0, tensor.nbytes, CHUNK_NBYTES):
-            nbytes = min(CHUNK_NBYTES, tensor.nbytes - offset)
-            number = self._next_buffer()
-            view = self._buffers[number].view()[:nbytes]
-            checkpoint.read_into(tensor.name, view, offset=offset)
-            staged = torch.frombuffer(view, dtype=torch.uint8)
-            flat[offset : offset + nbytes].copy_(staged, non_blocking=True)
-            event = self._copies[number] = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self._device))
-        return target
-
-    def _next_buffer(self) -> int:
-        """Return the number of a buffer that no copy reads any more."""
-        number = self._next
-        self._next = (number + 1) % _NUM_STAGING_BUFFERS
-        if number == len(self._buffers):
-            buffer = PinnedBuffer(CHUNK_NBYTES)
-            self._buffers.append(buffer)
-            buffer.pin(self._device)
-        copy = self._copies[number]
-        if copy is not None:
-            copy.synchronize()
-        return number

@@ -1,0 +1,206 @@
+"""Host tables: lookup tables of a checkpoint, put into page-locked host memory.
+
+    plan        is there room, and does the caller's limit allow it? before a byte is read
+    take        exact memory for each table: its own, or what the processes of the host share
+    fill        all tables at once, from their files straight into that memory; or with dummy values
+    page-lock   the memory as it is, so that no page is touched twice
+
+Whatever fails gives everything back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import xxhash
+
+from ftw.dummy import fill_dummy
+from ftw.embedding import HostEmbedding
+from ftw.errors import CheckpointError, SharedMemoryError, printable
+from ftw.ggml_types import PACKED_TYPES
+from ftw.host_limits import HostLimits, read_host_limits
+from ftw.host_memory import PAGE_NBYTES, align_up
+from ftw.kernels.packed_lookup import prepare
+from ftw.pin_budget import check_pin_budget
+from ftw.pinned import PinnedBuffer, count_pinned_bytes
+from ftw.shared_segment import open_segment
+from ftw.staging import as_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ftw.checkpoint import Checkpoint
+    from ftw.shared_segment import SharedSegment
+    from ftw.tensors import TensorInfo
+    from ftw.verdict import TableVerdict
+
+_NUM_SAMPLES = 16
+_SAMPLE_NBYTES = 16 << 10
+
+
+class HostOptions(NamedTuple):
+    """How tables are put into host memory.
+
+    Attributes:
+        is_shared: One copy for all processes of this host.
+        is_dummy: Random values instead of the file's.
+        max_pinned_bytes: What the process may page-lock in all; None for what the host has.
+        huge_pages: Ask for pages of 2 MiB.
+        num_threads: That read at a time; None for as many as there are processors, 6 to 8.
+    """
+
+    is_shared: bool = False
+    is_dummy: bool = False
+    max_pinned_bytes: int | None = None
+    huge_pages: bool = True
+    num_threads: int | None = None
+
+
+def load_host_tables(
+    checkpoint: Checkpoint,
+    tables: Iterable[TableVerdict],
+    device: torch.device,
+    dtype: torch.dtype | None,
+    options: HostOptions,
+) -> dict[str, HostEmbedding]:
+    """Put tables into host memory that the device reads; return them by name. Close each.
+
+    Raises:
+        CheckpointError: A file is broken, or has changed.
+        PinError: There is no room, or the driver refuses.
+        SharedMemoryError: The host's copy is another table, or there is no room for it.
+    """
+    parts = {table.name: _Part(checkpoint, table) for table in tables}
+    _check_room(checkpoint, parts, options)
+    with contextlib.ExitStack() as stack:
+        buffers: dict[str, PinnedBuffer] = {}
+        for name, part in parts.items():
+            memory = _open_shared(checkpoint, part, options) if options.is_shared else None
+            buffers[name] = PinnedBuffer(
+                part.nbytes, name=name, device=device, huge_pages=options.huge_pages, memory=memory
+            )
+            stack.callback(buffers[name].close)
+        if not options.is_shared:
+            _fill(checkpoint, [(part, buffers[name].view()) for name, part in parts.items()], options)
+        embeddings = {}
+        for name, part in parts.items():
+            buffers[name].pin(device)
+            rows = as_tensor(checkpoint, part.whole, buffers[name].view())
+            embeddings[name] = make_embedding(part.table, rows, device, dtype, buffer=buffers[name])
+        stack.pop_all()  # all went well: the embeddings close the memory from here on
+    return embeddings
+
+
+def make_embedding(
+    table: TableVerdict, rows: torch.Tensor, device: torch.device, dtype: torch.dtype | None, **options: Any
+) -> HostEmbedding:
+    """Return a table as a module, without padding rows at its end, ready to be captured in a CUDA graph."""
+    ggml_type = table.dtype if table.dtype in PACKED_TYPES else None
+    if ggml_type is not None:
+        prepare(ggml_type, device)
+    return HostEmbedding(rows[: table.rows], name=table.name, dtype=dtype, ggml_type=ggml_type, **options)
+
+
+class _Part:
+    """A table and the tensors that hold its rows, one after another: several where it is cut into shards."""
+
+    def __init__(self, checkpoint: Checkpoint, table: TableVerdict) -> None:
+        self.table = table
+        self.tensors = [checkpoint.tensors[name] for name in table.tensors]
+        self.nbytes = sum(tensor.nbytes for tensor in self.tensors)
+        num_rows = sum(tensor.shape[0] for tensor in self.tensors)
+        packed = table.dtype if table.dtype in PACKED_TYPES else None
+        self.whole: TensorInfo = self.tensors[0]._replace(
+            shape=(num_rows, *self.tensors[0].shape[1:]), ggml_type=packed, nbytes=self.nbytes
+        )
+
+    def cut(self, view: memoryview) -> list[tuple[TensorInfo, memoryview]]:
+        """Cut the table's bytes into those of its tensors."""
+        cuts, start = [], 0
+        for tensor in self.tensors:
+            cuts.append((tensor, view[start : start + tensor.nbytes]))
+            start += tensor.nbytes
+        return cuts
+
+
+def _check_room(checkpoint: Checkpoint, parts: Mapping[str, _Part], options: HostOptions) -> None:
+    # What is shared may be there already; if it is not, its own module looks for room.
+    limits = HostLimits(None, None, None, is_wsl=False) if options.is_shared else read_host_limits()
+    check_pin_budget(
+        {name: align_up(part.nbytes, PAGE_NBYTES) for name, part in parts.items()},
+        pinned_nbytes=count_pinned_bytes(),
+        max_pinned_bytes=options.max_pinned_bytes,
+        limits=limits,
+        source=checkpoint.source,
+    )
+
+
+def _fill(checkpoint: Checkpoint, targets: Iterable[tuple[_Part, memoryview]], options: HostOptions) -> None:
+    if options.is_dummy:
+        for part, view in targets:
+            if part.nbytes:
+                fill_dummy(torch.frombuffer(view, dtype=torch.uint8), part.whole)
+        return
+    requests = [(tensor.name, cut) for part, view in targets for tensor, cut in part.cut(view)]
+    checkpoint.read_many(requests, num_threads=options.num_threads)
+
+
+def _open_shared(checkpoint: Checkpoint, part: _Part, options: HostOptions) -> SharedSegment:
+    def fill(view: memoryview) -> None:
+        _fill(checkpoint, [(part, view)], options)
+        if not options.is_dummy:
+            _check_sums(checkpoint, part, view)
+
+    def check(view: memoryview) -> None:
+        if not options.is_dummy:
+            _check_samples(checkpoint, part, view)
+
+    return open_segment(
+        _identity(checkpoint, part, is_dummy=options.is_dummy),
+        part.nbytes,
+        fill,
+        name=part.table.name,
+        check=check,
+        huge_pages=options.huge_pages,
+    )
+
+
+def _identity(checkpoint: Checkpoint, part: _Part, *, is_dummy: bool) -> str:
+    """Return what tells a table's content from every other: by checksum, or by the state of the files that hold it."""
+    tensors = []
+    for tensor in part.tensors:
+        entry: dict[str, Any] = {"dtype": tensor.dtype, "shape": tensor.shape, "ggml_type": part.whole.ggml_type}
+        if not is_dummy and tensor.xxh3_64:
+            entry["xxh3_64"] = tensor.xxh3_64
+        elif not is_dummy:
+            entry["files"] = [
+                [*checkpoint.files[extent.file].identity, extent.offset, extent.nbytes]
+                for extent in checkpoint.extents(tensor.name)
+            ]
+        tensors.append(entry)
+    return json.dumps({"table": part.table.name, "is_dummy": is_dummy, "tensors": tensors})
+
+
+def _check_sums(checkpoint: Checkpoint, part: _Part, view: memoryview) -> None:
+    """Hold what was read against recorded checksums: other processes will take it for that."""
+    for tensor, cut in part.cut(view):
+        found = xxhash.xxh3_64(cut).hexdigest() if tensor.xxh3_64 else None
+        if found != tensor.xxh3_64:
+            problem = f"checksum is {found}, the index says {tensor.xxh3_64}"
+            raise CheckpointError(checkpoint.source, tensor.name, problem)
+
+
+def _check_samples(checkpoint: Checkpoint, part: _Part, view: memoryview) -> None:
+    """Compare samples of what another process has filled in with the own file."""
+    for tensor, cut in part.cut(view):
+        sample = bytearray(min(_SAMPLE_NBYTES, tensor.nbytes))
+        last = tensor.nbytes - len(sample)
+        for offset in sorted({last * number // (_NUM_SAMPLES - 1) for number in range(_NUM_SAMPLES)}):
+            checkpoint.read_into(tensor.name, sample, offset=offset)
+            if sample != cut[offset : offset + len(sample)]:
+                what = f"{printable(checkpoint.source)}: {printable(tensor.name)}"
+                problem = f"shared memory of this host holds other bytes at {offset}, from an older state of the file"
+                raise SharedMemoryError(f"{what}: {problem}; end the processes that use it")

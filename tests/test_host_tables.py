@@ -1,0 +1,305 @@
+"""Tables in host memory: with a limit, on a refusing driver, with dummy contents, and shared by processes."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
+from test_pinned import FakeDriver
+
+import ftw
+from ftw import bulk_read, gpu_driver, host_tables, loader, memory, pinned, shared_segment, staging
+from ftw.host_limits import HostLimits
+from ftw.memory import MemorySnapshot
+
+TABLE = "model.embed_tokens.weight"
+GPU = torch.device("cuda", 0)
+IDS = torch.tensor([0, 5, 63, 64, -1])
+PLENTY = HostLimits(available=1 << 40, cgroup_free=None, memlock=None, is_wsl=False)
+
+
+def equal_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype == right.dtype and torch.equal(left.view(torch.uint8), right.view(torch.uint8))
+
+
+def large_checkpoint(folder: Path, rows: int = 4099, seed: int = 0) -> Path:
+    """Write an untied checkpoint whose table, of 8 MiB and a bit, is read around the page cache by several jobs."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.randn(rows, 1024, generator=generator).to(torch.bfloat16) for name in (TABLE, "lm_head.weight")
+    }
+    return write_checkpoint(folder, tensors, llama_config(vocab_size=rows, hidden_size=1024))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return large_checkpoint(tmp_path / "source")
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """Stand in for a GPU and its driver."""
+    fake = FakeDriver()
+    nothing = MemorySnapshot(0, 0, 0, 0, 0)
+    monkeypatch.setattr(loader, "resolve_device", lambda device: GPU)
+    monkeypatch.setattr(memory, "snapshot", lambda device: nothing)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(pinned, "numa_node_of", lambda device: None)
+    monkeypatch.setattr(pinned, "load_driver", fake.as_driver)
+    assert gpu_driver.Driver is type(fake.as_driver())
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """Count what a process has open, mapped and page-locked, and its threads, around each test."""
+    gc.collect()
+    before = held()
+    yield
+    gc.collect()
+    assert held() == before
+
+
+def held() -> dict[str, object]:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        segments = sum(" /dev/shm/" in line for line in file)
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "segments": segments,
+        "pinned": pinned.count_pinned_bytes(),
+        "threads": threading.active_count(),
+    }
+
+
+def test_pinned_bytes_are_the_table_rounded_up_to_its_page(source: Path, driver: FakeDriver) -> None:
+    with ftw.load(source, embed="host") as model:
+        assert model.memory.pinned_bytes == {TABLE: 4099 * 2048 // 4096 * 4096 + 4096}
+        assert pinned.count_pinned_bytes() >= model.memory.total_pinned_bytes
+        assert [call[0] for call in driver.calls] == ["register"]
+    assert [call[0] for call in driver.calls] == ["register", "unregister"]
+
+
+def test_refused_table_is_named_and_gives_everything_back(source: Path, driver: FakeDriver) -> None:
+    driver.code = 2
+    with pytest.raises(ftw.PinError, match=rf"^{TABLE}: page-locked memory: cuda:0 refused to page-lock 8.01 MiB"):
+        ftw.load(source, embed="host")
+
+
+@pytest.mark.parametrize("limit", ["8MiB", 1], ids=["below-the-table", "of-one-byte"])
+def test_limit_is_checked_before_a_byte_is_read(
+    source: Path, monkeypatch: pytest.MonkeyPatch, limit: int | str
+) -> None:
+    monkeypatch.setattr(bulk_read, "read_parts", lambda *arguments, **options: pytest.fail("read a table"))
+    with pytest.raises(ftw.PinError, match=TABLE):
+        ftw.load(source, embed="host", device="cpu", max_pinned_bytes=limit)
+
+
+def test_limit_counts_what_is_page_locked_already(
+    source: Path, tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = pinned.count_pinned_bytes() + 4099 * 2048 + 4096
+    with ftw.load(source, embed="host", max_pinned_bytes=limit), pytest.raises(ftw.PinError, match="already"):
+        ftw.load(source, embed="host", max_pinned_bytes=limit)
+    with ftw.load(source, embed="host", max_pinned_bytes=limit) as model:  # it was given back
+        assert model.tables
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [replace(PLENTY, available=4 << 20), replace(PLENTY, cgroup_free=4 << 20)],
+    ids=["host", "cgroup"],
+)
+def test_table_that_the_host_has_no_room_for_is_refused(
+    source: Path, monkeypatch: pytest.MonkeyPatch, limits: HostLimits
+) -> None:
+    monkeypatch.setattr(host_tables, "read_host_limits", lambda: limits)
+    with pytest.raises(ftw.PinError, match=TABLE) as caught:
+        ftw.load(source, embed="host", device="cpu")
+    assert len(str(caught.value).splitlines()) == 1
+    with ftw.load(source, embed="gpu", device="cpu") as model:
+        assert not model.tables
+
+
+def test_error_halfway_names_the_file_and_gives_everything_back(
+    source: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, count = os.preadv, [0]
+
+    def fail_late(*arguments: object) -> int:
+        count[0] += 1
+        if count[0] > 1:
+            raise OSError(5, "Input/output error")
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "preadv", fail_late)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        ftw.load(source, embed="host")
+    assert "model.safetensors" in str(caught.value)
+    assert not driver.calls
+
+
+@pytest.mark.parametrize("huge_pages", [True, False], ids=["huge", "plain"])
+@pytest.mark.parametrize("num_threads", [None, 1, 5], ids=str)
+def test_rows_are_the_files_whatever_the_way_of_reading(
+    source: Path, huge_pages: bool, num_threads: int | None
+) -> None:
+    with (
+        ftw.load(source, embed="gpu", device="cpu") as plain,
+        ftw.load(source, embed="host", device="cpu", huge_pages=huge_pages, num_threads=num_threads) as model,
+    ):
+        assert equal_bits(model.embedding.table, plain.embedding.table)
+
+
+@pytest.mark.parametrize("share", ["host", "", True], ids=str)
+def test_unknown_share_is_a_value_error(source: Path, share: object) -> None:
+    with pytest.raises(ValueError, match="allowed are 'node' and None"):
+        ftw.load(source, embed="host", device="cpu", share=share)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", ["lots", -1, True, 1.5], ids=str)
+def test_limit_that_is_no_size_is_a_value_error(source: Path, limit: object) -> None:
+    with pytest.raises(ValueError, match="max_pinned_bytes"):
+        ftw.load(source, embed="host", device="cpu", max_pinned_bytes=limit)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("embed", ["host", "gpu"])
+def test_dummy_model_has_types_and_places_of_the_real_one(
+    source: Path, monkeypatch: pytest.MonkeyPatch, embed: str
+) -> None:
+    with ftw.load(source, embed=embed, device="cpu") as model:
+        real = {name: (tensor.dtype, tensor.shape) for name, tensor in model.weights()}
+    # The verdict itself holds the first bytes of table and head against each other.
+    monkeypatch.setattr(staging.FileStage, "load", lambda *arguments: pytest.fail("read tensor data"))
+    monkeypatch.setattr(ftw.Checkpoint, "read_many", lambda *arguments, **options: pytest.fail("read tensor data"))
+    with ftw.load(source, embed=embed, device="cpu", dummy=True) as model:
+        weights = dict(model.weights())
+        assert {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()} == real
+        assert model.memory.placement == embed
+        assert (TABLE in model.tables) is (embed == "host")
+        rows = model.embedding(IDS)
+        assert rows[:3].isfinite().all()
+        assert 0.015 < rows[:3].float().std() < 0.025
+        assert not rows[4].count_nonzero()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give segments a folder of their own on /dev/shm, which has to be empty at the end."""
+    made = Path("/dev/shm", f"ftw-test-{os.getpid()}-{tmp_path.name}")
+    made.mkdir()
+    real = shared_segment.open_segment
+    monkeypatch.setattr(host_tables, "open_segment", lambda *args, **options: real(*args, folder=made, **options))
+    yield made
+    assert list(made.iterdir()) == []
+    made.rmdir()
+
+
+def test_shared_table_is_one_copy_for_all_who_load_it(source: Path, folder: Path) -> None:
+    with (
+        ftw.load(source, embed="gpu", device="cpu") as plain,
+        ftw.load(source, embed="host", device="cpu", share="node") as one,
+        ftw.load(source, embed="host", device="cpu", share="node") as other,
+    ):
+        assert len(list(folder.iterdir())) == 1
+        assert equal_bits(one.embedding.table, plain.embedding.table)
+        one.embedding.table[7].fill_(3)  # in the same memory
+        assert (other.embedding.table[7] == 3).all()
+        one.close()
+        assert equal_bits(other.embedding(IDS)[:3], plain.embedding(IDS)[:3])
+        assert len(list(folder.iterdir())) == 1
+
+
+def test_shared_table_is_page_locked_by_each_process(source: Path, folder: Path, driver: FakeDriver) -> None:
+    with ftw.load(source, embed="host", share="node") as one, ftw.load(source, embed="host", share="node") as other:
+        assert [call[0] for call in driver.calls] == ["register", "register"]
+        assert one.embedding.table.data_ptr() != other.embedding.table.data_ptr()
+    assert [call[0] for call in driver.calls] == ["register", "register", "unregister", "unregister"]
+
+
+def test_tables_of_different_models_are_not_shared(source: Path, tmp_path: Path, folder: Path) -> None:
+    second = large_checkpoint(tmp_path / "second", seed=1)
+    with (
+        ftw.load(source, embed="host", device="cpu", share="node") as one,
+        ftw.load(second, embed="host", device="cpu", share="node") as other,
+    ):
+        assert len(list(folder.iterdir())) == 2
+        assert not equal_bits(one.embedding.table, other.embedding.table)
+
+
+def test_dummy_table_is_not_shared_with_a_real_one(source: Path, folder: Path) -> None:
+    with (
+        ftw.load(source, embed="host", device="cpu", share="node") as one,
+        ftw.load(source, embed="host", device="cpu", share="node", dummy=True) as other,
+    ):
+        assert not equal_bits(one.embedding.table, other.embedding.table)
+
+
+def test_copies_with_checksums_share_and_others_do_not(source: Path, tmp_path: Path, folder: Path) -> None:
+    for name in ("one", "other"):
+        ftw.convert(source, tmp_path / name, embed="host")
+    with (
+        ftw.load(tmp_path / "one", embed="host", device="cpu", share="node"),
+        ftw.load(tmp_path / "other", embed="host", device="cpu", share="node"),
+    ):
+        assert len(list(folder.iterdir())) == 1
+        with ftw.load(source, embed="host", device="cpu", share="node"):
+            assert len(list(folder.iterdir())) == 2
+
+
+def test_file_that_was_rewritten_under_its_old_time_is_refused(source: Path, folder: Path) -> None:
+    path = source / "model.safetensors"
+    status = path.stat()
+    with ftw.load(source, embed="host", device="cpu", share="node"):
+        content = bytearray(path.read_bytes())
+        content[-8 << 20 :] = bytes(8 << 20)  # the table is the last tensor, or the head is; both are zeros now
+        content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+        with path.open("r+b") as file:
+            file.write(content)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with pytest.raises(ftw.SharedMemoryError, match=f"{TABLE}: shared memory of this host holds other bytes"):
+            ftw.load(source, embed="host", device="cpu", share="node")
+
+
+def test_wrong_checksum_is_found_before_others_take_the_table(tmp_path: Path, folder: Path) -> None:
+    target = write_ftw(tmp_path / "ftw", llama_tensors())
+    (target / "config.json").write_text(json.dumps(llama_config()))
+    index = json.loads((target / "freetoken_weight.json").read_text())
+    for entry in index["tensors"]:
+        entry["xxh3_64"] = "0" * 16
+    (target / "freetoken_weight.json").write_text(json.dumps(index))
+    with pytest.raises(ftw.CheckpointError, match=rf"{TABLE}: checksum is .*, the index says 0000000000000000"):
+        ftw.load(target, embed="host", device="cpu", share="node")
+
+
+def test_processes_share_and_survive_each_other(source: Path, tmp_path: Path, folder: Path) -> None:
+    """Load in a process that is killed, while this one goes on."""
+    script = f"""
+import sys, torch
+from pathlib import Path
+import ftw
+from ftw import host_tables, shared_segment
+real = shared_segment.open_segment
+host_tables.open_segment = lambda *args, **options: real(*args, folder=Path({str(folder)!r}), **options)
+model = ftw.load({str(source)!r}, embed="host", device="cpu", share="node")
+print(model.embedding(torch.tensor([5])).float().sum().item(), flush=True)
+sys.stdin.read()
+"""
+    child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with child:
+        assert child.stdout is not None
+        found = float(child.stdout.readline())
+        with ftw.load(source, embed="host", device="cpu", share="node") as model:
+            assert len(list(folder.iterdir())) == 1
+            child.kill()
+            child.wait()
+            assert model.embedding(torch.tensor([5])).float().sum().item() == found
+            assert len(list(folder.iterdir())) == 1
