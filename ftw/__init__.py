@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ftw.embedding import HostEmbedding
     from ftw.loader import LoadedModel, load
     from ftw.memory import MemoryReport
+    from ftw.offloader import offload
 
 __all__ = [
     "Checkpoint",
@@ -61,6 +62,7 @@ __all__ = [
     "inspect",
     "load",
     "memory",
+    "offload",
     "open_checkpoint",
     "verify",
 ]
@@ -71,6 +73,7 @@ _LAZY = {
     "LoadedModel": "ftw.loader",
     "MemoryReport": "ftw.memory",
     "load": "ftw.loader",
+    "offload": "ftw.offloader",
 }
 
 

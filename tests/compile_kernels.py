@@ -42,9 +42,10 @@ def main(target_name: str) -> None:
     for unit in ("u8", "i16", "i32"):
         for id_type in ID_TYPES:
             pointers = {"table_ptr": f"*{unit}", "ids_ptr": f"*{id_type}", "out_ptr": f"*{unit}"}
-            sizes = {"table_rows": "i32", "row_units": "i32"}
-            compiled = _compile(lookup_kernel, target, pointers | sizes, {"BLOCK": 1024})
-            print("lookup", unit, id_type, *_describe(compiled, target))
+            for first_id in ID_TYPES:
+                sizes = {"first_id": first_id, "table_rows": "i32", "row_units": "i32"}
+                compiled = _compile(lookup_kernel, target, pointers | sizes, {"BLOCK": 1024})
+                print("lookup", unit, id_type, first_id, *_describe(compiled, target))
     for name in TYPES:
         for is_staged in (False, True):
             for out in ("bf16", "fp32", "fp16") if name in TYPES_OF_EVERY_OUT else ("bf16",):
@@ -64,7 +65,7 @@ def _compile_packed(name: str, is_staged: bool, out: str, target: GPUTarget) -> 
     unit_nbytes = 4 if known.type_size % 2 == 0 else 1
     lanes = (known.row_nbytes(elements) + LINE_NBYTES) // unit_nbytes
     pointers = {"table_ptr": "*u8", "ids_ptr": "*i64", "codebook_ptr": "*i8", "out_ptr": f"*{out}"}
-    sizes = {"table_rows": "i32", "columns": "i32", "row_nbytes": "i32", "zero": "i32"}
+    sizes = {"first_id": "i32", "table_rows": "i32", "columns": "i32", "row_nbytes": "i32", "zero": "i32"}
     constants = {
         "DECODE": getattr(ggml_decoders_triton, f"decode_{name.lower()}"),
         "BLOCK_SIZE": known.block_size, "TYPE_SIZE": known.type_size, "ELEMENTS": elements, "IS_STAGED": is_staged,

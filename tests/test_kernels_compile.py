@@ -18,7 +18,7 @@ def test_every_kernel_compiles_ahead_for(target: str, tmp_path: Path) -> None:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert [line[0] for line in lines].count("lookup") == 6
+    assert [line[0] for line in lines].count("lookup") == 12
     packed = [line for line in lines if line[0] == "packed_lookup"]
     assert len(packed) == 2 * len(TYPES) + 8
     assert {line[1] for line in packed} == set(TYPES)

@@ -22,27 +22,31 @@ def random_table(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> 
     return torch.randint(0, 256, (rows, nbytes), dtype=torch.uint8, generator=generator).view(dtype)
 
 
-def expected_bytes(table: torch.Tensor, ids: torch.Tensor) -> bytes:
+def expected_bytes(table: torch.Tensor, ids: torch.Tensor, first_id: int = 0) -> bytes:
     """Look rows up one by one, in Python, in bytes."""
     rows = [bytes(row.tolist()) for row in table.view(torch.uint8)]
     zeros = bytes(len(rows[0])) if rows else bytes(table.shape[1] * table.element_size())
-    return b"".join(rows[row] if 0 <= row < len(rows) else zeros for row in ids.reshape(-1).tolist())
+    numbers = [token - first_id for token in ids.reshape(-1).tolist()]
+    return b"".join(rows[row] if 0 <= row < len(rows) else zeros for row in numbers)
 
 
 def as_bytes(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.contiguous().view(torch.uint8).reshape(-1).tolist())
 
 
-def run_kernel(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def run_kernel(table: torch.Tensor, ids: torch.Tensor, first_id: int = 0) -> torch.Tensor:
     """Run the Triton kernel, by its interpreter where there is no GPU, into memory that is poisoned before."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     table, ids = table.to(device), ids.to(device)
     out = torch.full((*ids.shape, table.shape[1] * table.element_size()), 0xA5, dtype=torch.uint8, device=device)
-    launch(table, ids, out.view(table.dtype))
+    launch(table, ids, out.view(table.dtype), first_id)
     return out.view(table.dtype).cpu()
 
 
-WAYS = {"kernel": run_kernel, "reference": lambda table, ids: lookup(table, ids)}
+WAYS = {
+    "kernel": run_kernel,
+    "reference": lambda table, ids, first_id=0: lookup(table, ids, first_id=first_id),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -64,6 +68,26 @@ def test_lookup_gives_zeros_for_ids_outside(id_dtype: torch.dtype, way: str) -> 
     extremes = torch.iinfo(id_dtype)
     ids = torch.tensor([-1, 0, ROWS, ROWS - 1, extremes.min, extremes.max, -ROWS], dtype=id_dtype)
     assert as_bytes(WAYS[way](table, ids)) == expected_bytes(table, ids)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
+@pytest.mark.parametrize("first_id", [1, 5, 16, 2**31 - 5, 2**31, 2**40 + 3, 2**63 - 1], ids=str)
+def test_lookup_begins_at_the_first_id(first_id: int, id_dtype: torch.dtype, way: str) -> None:
+    """Also for ids that wrap around where the first one is taken from them."""
+    table = random_table(ROWS, 33, torch.bfloat16)
+    extremes = torch.iinfo(id_dtype)
+    near = [first_id + row for row in (-1, 0, 1, ROWS - 1, ROWS)]
+    far = [extremes.min + offset for offset in (0, 1, first_id - 1, first_id, first_id + ROWS)]
+    values = [*near, *far, -1, 0, ROWS - 1, extremes.max, extremes.max - 1]
+    ids = torch.tensor([value for value in values if extremes.min <= value <= extremes.max], dtype=id_dtype)
+    assert as_bytes(WAYS[way](table, ids, first_id)) == expected_bytes(table, ids, first_id)
+
+
+@pytest.mark.parametrize("first_id", [-1, 2**63], ids=str)
+def test_lookup_refuses_a_first_id(first_id: int) -> None:
+    with pytest.raises(ftw.LookupArgumentError, match="lookup: first_id: found"):
+        lookup(torch.zeros(4, 4), torch.tensor([0]), first_id=first_id)
 
 
 @pytest.mark.parametrize("way", WAYS)

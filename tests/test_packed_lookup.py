@@ -52,7 +52,7 @@ def at_address(tensor: torch.Tensor, offset: int) -> torch.Tensor:
 
 
 def run_kernel(
-    table: torch.Tensor, ids: torch.Tensor, name: str, dtype: torch.dtype, *, out_offset: int = 0
+    table: torch.Tensor, ids: torch.Tensor, name: str, dtype: torch.dtype, *, out_offset: int = 0, first_id: int = 0
 ) -> torch.Tensor:
     """Run the Triton kernel by its interpreter, into memory that is poisoned before and looked at behind."""
     shape = (*ids.shape, packed_columns(table, name))
@@ -60,14 +60,16 @@ def run_kernel(
     storage = at_address(torch.full((2 * MARGIN + nbytes,), POISON, dtype=torch.uint8), out_offset)
     out = storage[MARGIN : MARGIN + nbytes].view(dtype).reshape(shape)
     with np.errstate(all="ignore"):
-        launch(table, ids, out, name)
+        launch(table, ids, out, name, first_id)
     assert (storage[:MARGIN] == POISON).all()
     assert (storage[-MARGIN:] == POISON).all()
     return out
 
 
-def run_reference(table: torch.Tensor, ids: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
-    return packed_lookup(table, ids, name, dtype=dtype)
+def run_reference(
+    table: torch.Tensor, ids: torch.Tensor, name: str, dtype: torch.dtype, *, first_id: int = 0
+) -> torch.Tensor:
+    return packed_lookup(table, ids, name, dtype=dtype, first_id=first_id)
 
 
 WAYS = {"kernel": run_kernel, "reference": run_reference}
@@ -193,6 +195,29 @@ def test_ids_outside_give_positive_zeros(
     ids = torch.tensor([-1, ROWS, extremes.min, extremes.max, -ROWS, extremes.max // 2], dtype=id_dtype)
     found = WAYS[way](table, ids, name, dtype)
     assert not found.view(torch.uint8).count_nonzero()
+
+
+@pytest.mark.parametrize("way", BOTH_WAYS)
+@pytest.mark.parametrize("id_dtype", ID_DTYPES, ids=dtype_name)
+@pytest.mark.parametrize("first_id", [1, 16, 2**31, 2**63 - 1], ids=str)
+@pytest.mark.parametrize("name", A_FEW_TYPES)
+def test_lookup_begins_at_the_first_id(
+    name: str, first_id: int, id_dtype: torch.dtype, way: str, is_staged: bool
+) -> None:
+    """Also for ids that wrap around where the first one is taken from them."""
+    table = random_table(name, ROWS, 256)
+    extremes = torch.iinfo(id_dtype)
+    near = [first_id + row for row in (-1, 0, ROWS - 1, ROWS)]
+    values = [*near, extremes.min, extremes.min + first_id, -1, 0, ROWS - 1, extremes.max]
+    values = [value for value in values if extremes.min <= value <= extremes.max]
+    found = WAYS[way](table, torch.tensor(values, dtype=id_dtype), name, torch.float32, first_id=first_id)
+    rows = torch.tensor([value - first_id if 0 <= value - first_id < ROWS else -1 for value in values])
+    assert_equal_rows(found, expected(table, rows, name, torch.float32))
+
+
+def test_lookup_refuses_a_first_id() -> None:
+    with pytest.raises(ftw.LookupArgumentError, match="packed_lookup: first_id: found -1"):
+        packed_lookup(torch.zeros(4, 34, dtype=torch.uint8), torch.tensor([0]), "Q8_0", first_id=-1)
 
 
 @pytest.mark.parametrize("way", BOTH_WAYS)

@@ -9,7 +9,7 @@ import ftw
 NAMES = """
 Checkpoint CheckpointError ClosedError ConversionResult DeviceError FtwError HostEmbedding LoadedModel
 LookupArgumentError MemoryReport ModelConfig NotEligibleError OutputError PinError Report SharedMemoryError
-SourceNotFoundError TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory
+SourceNotFoundError TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory offload
 open_checkpoint verify
 """.split()
 
@@ -30,9 +30,10 @@ def test_unknown_name_is_an_attribute_error() -> None:
         ftw.no_such_name  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["convert", "verify", "inspect", "load"])
+@pytest.mark.parametrize("name", ["convert", "verify", "inspect", "load", "offload"])
 def test_functions_stay_functions_when_their_modules_are_imported(name: str) -> None:
-    script = f"import ftw.convert, ftw.verify, ftw.loader, ftw.report\nimport ftw\nassert callable(ftw.{name})"
+    modules = "ftw.convert, ftw.verify, ftw.loader, ftw.offloader, ftw.report"
+    script = f"import {modules}\nimport ftw\nassert callable(ftw.{name})"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

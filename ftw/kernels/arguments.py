@@ -9,10 +9,11 @@ import torch
 from ftw.errors import LookupArgumentError
 
 _ID_DTYPES = (torch.int32, torch.int64)
+_MAX_ID = torch.iinfo(torch.int64).max
 
 
-def check_arguments(op: str, table: torch.Tensor, ids: torch.Tensor) -> None:
-    """Check a table and ids; see `ftw.kernels.lookup.lookup`.
+def check_arguments(op: str, table: torch.Tensor, ids: torch.Tensor, first_id: int) -> None:
+    """Check a table, ids and the id of the first row; see `ftw.kernels.lookup.lookup`.
 
     Raises:
         LookupArgumentError: A shape, dtype or device is not allowed.
@@ -27,6 +28,8 @@ def check_arguments(op: str, table: torch.Tensor, ids: torch.Tensor) -> None:
         raise LookupArgumentError(f"{op}: ids: found on {ids.device}, the table is on {table.device}")
     if ids.device.type not in ("cpu", "cuda"):
         raise LookupArgumentError(f"{op}: ids: found on {ids.device}, a CPU, CUDA or ROCm device is needed")
+    if not 0 <= first_id <= _MAX_ID:  # what the kernels rely on: an id that is not below it cannot overflow less it
+        raise LookupArgumentError(f"{op}: first_id: found {first_id}, allowed are 0 to {_MAX_ID}")
 
 
 def make_out(op: str, ids: torch.Tensor, columns: int, dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Row lookup: out[i, :] = table[ids[i], :] where 0 <= ids[i] < rows, else zeros.
+"""Row lookup: out[i, :] = table[ids[i] - first_id, :] where 0 <= ids[i] - first_id < rows, else zeros.
 
     table   [rows, columns]     host memory that the device can read, or device memory
     ids     any shape           int32 or int64, on the CPU or on the device
+    first_id                    id of the table's first row: 0, or where a shard of the vocabulary begins
     out     ids.shape + [columns], of the table's dtype, on the ids' device
 
 Bits are copied, never converted, so every dtype is equal to the table to the last bit, NaN payloads included. The limit
@@ -30,7 +31,9 @@ class _Shape(NamedTuple):
     num_warps: int
 
 
-def lookup(table: torch.Tensor, ids: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def lookup(
+    table: torch.Tensor, ids: torch.Tensor, *, first_id: int = 0, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Look up rows; an id outside the table gives a row of zeros.
 
     Runs on the ids' device, there on its current stream, and can be captured in a CUDA graph. For CPU ids the table has
@@ -39,24 +42,25 @@ def lookup(table: torch.Tensor, ids: torch.Tensor, *, out: torch.Tensor | None =
     Args:
         table: `[rows, columns]`, contiguous. For ids on a device: memory of that device, or page-locked host memory.
         ids: int32 or int64, of any shape and strides.
+        first_id: Id of the first row, not negative.
         out: Contiguous, `ids.shape + (columns,)`, of the table's dtype, on the ids' device; made where it is None.
 
     Raises:
         LookupArgumentError: An argument has a shape, dtype or device that is not allowed.
     """
-    check_arguments("lookup", table, ids)
+    check_arguments("lookup", table, ids, first_id)
     out = make_out("lookup", ids, table.shape[1], table.dtype, out)
     if not out.numel():
         return out
     if ids.device.type == "cpu":
-        lookup_reference(table, ids, out)
+        lookup_reference(table, ids, out, first_id)
         return out
     with on_device(ids):
-        launch(table, ids, out)
+        launch(table, ids, out, first_id)
     return out
 
 
-def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
+def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, first_id: int = 0) -> None:
     """Launch the Triton kernel on the current stream; the arguments have been checked."""
     from ftw.kernels.lookup_triton import lookup_kernel
 
@@ -66,6 +70,7 @@ def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
         table_ptr=table.view(shape.unit),
         ids_ptr=ids.contiguous(),
         out_ptr=out.view(shape.unit),
+        first_id=first_id,
         table_rows=table.shape[0],
         row_units=shape.units,
         BLOCK=shape.block,

@@ -1,7 +1,8 @@
-"""Lookup in a table of packed rows: out[i, :] = decode(table[ids[i], :]) where 0 <= ids[i] < rows, else zeros.
+"""Lookup in a table of packed rows: out[i, :] = decode(table[ids[i] - first_id, :]), zeros for ids outside of it.
 
     table   [rows, row_bytes]   uint8, rows as GGUF stores them; host memory that the device can read, or device memory
     ids     any shape           int32 or int64, on the CPU or on the device
+    first_id                    id of the table's first row: 0, or where a shard of the vocabulary begins
     out     ids.shape + [columns], float32, bfloat16 or float16, on the ids' device
 
 Values are computed in float32, in the order of the gguf package's decoders, and equal to theirs in every bit; bfloat16
@@ -58,6 +59,7 @@ def packed_lookup(
     ggml_type: str,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    first_id: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Look up packed rows and decode them; an id outside the table gives a row of zeros.
@@ -71,12 +73,13 @@ def packed_lookup(
         ids: int32 or int64, of any shape and strides.
         ggml_type: A key of `ftw.ggml_types.PACKED_TYPES`.
         dtype: Of the values: float32, bfloat16 or float16.
+        first_id: Id of the first row, not negative.
         out: Contiguous, `ids.shape + (columns,)`, of that dtype, on the ids' device; made where it is None.
 
     Raises:
         LookupArgumentError: An argument has a type, shape, dtype or device that is not allowed.
     """
-    check_arguments("packed_lookup", table, ids)
+    check_arguments("packed_lookup", table, ids, first_id)
     columns = packed_columns(table, ggml_type)
     if dtype not in OUT_DTYPES:
         allowed = ", ".join(map(str, OUT_DTYPES))
@@ -87,10 +90,10 @@ def packed_lookup(
     if not table.shape[0]:
         return out.zero_()
     if ids.device.type == "cpu":
-        packed_lookup_reference(table, ids, out, ggml_type)
+        packed_lookup_reference(table, ids, out, ggml_type, first_id)
         return out
     with on_device(ids):
-        launch(table, ids, out, ggml_type)
+        launch(table, ids, out, ggml_type, first_id)
     return out
 
 
@@ -117,7 +120,7 @@ def prepare(ggml_type: str, device: torch.device) -> None:
         codebook(ggml_type, device)
 
 
-def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, ggml_type: str) -> None:
+def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, ggml_type: str, first_id: int = 0) -> None:
     """Launch the Triton kernel on the current stream; the arguments have been checked."""
     from ftw.kernels import ggml_decoders_triton
     from ftw.kernels.packed_lookup_triton import UNITS, packed_lookup_kernel
@@ -132,6 +135,7 @@ def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, ggml_type:
         ids_ptr=ids.contiguous(),
         codebook_ptr=table if entries is None else entries,
         out_ptr=out,
+        first_id=first_id,
         table_rows=table.shape[0],
         columns=columns,
         row_nbytes=row_nbytes,

@@ -6,14 +6,17 @@ import numpy as np
 import torch
 
 
-def packed_lookup_reference(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, ggml_type: str) -> None:
+def packed_lookup_reference(
+    table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, ggml_type: str, first_id: int = 0
+) -> None:
     """Look up and decode rows of a uint8 `[rows, row_bytes]` table into `out`; zeros for ids outside the table."""
     from gguf import GGMLQuantizationType, quants
 
     flat = ids.reshape(-1).to(torch.int64)
     target = out.view(flat.numel(), -1).zero_()
-    is_inside = (flat >= 0) & (flat < table.shape[0])
-    packed = table.index_select(0, flat[is_inside])
+    numbers = flat - first_id  # wraps around for ids far below, which the first condition sorts out
+    is_inside = (flat >= first_id) & (numbers < table.shape[0])
+    packed = table.index_select(0, numbers[is_inside])
     if not packed.shape[0]:
         return
     with np.errstate(all="ignore"):  # infinite and NaN scales are decoded like any other

@@ -32,6 +32,7 @@ def packed_lookup_kernel(
     ids_ptr,
     codebook_ptr,
     out_ptr,
+    first_id,
     table_rows,
     columns,
     row_nbytes,
@@ -50,13 +51,15 @@ def packed_lookup_kernel(
     """Decode one run of one row, or write zeros for an id outside the table.
 
     table_ptr uint8 [table_rows, row_nbytes], ids_ptr [programs of axis 0], out_ptr [programs of axis 0, columns].
-    ELEMENTS is a multiple of BLOCK_SIZE. With IS_STAGED the run's packed bytes are fetched first, in units of the type
-    UNIT, and lie in its own place in the output, where they always fit, until its values are ready.
+    first_id, not negative, is the id of the first row. ELEMENTS is a multiple of BLOCK_SIZE. With IS_STAGED the run's
+    packed bytes are fetched first, in units of the type UNIT, and lie in its own place in the output, where they always
+    fit, until its values are ready.
     """
     position = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * ELEMENTS
-    row = tl.load(ids_ptr + position).to(tl.int64)
-    is_inside = (row >= 0) & (row < table_rows)
+    token = tl.load(ids_ptr + position).to(tl.int64)
+    row = token - first_id  # wraps around for ids far below, which the first condition sorts out
+    is_inside = (token >= first_id) & (row < table_rows)
     # A row outside is never touched; in its stead the first one is decoded, and the values dropped.
     packed = table_ptr + tl.where(is_inside, row, 0) * row_nbytes + start // BLOCK_SIZE * TYPE_SIZE
     out = out_ptr + position * columns + start
