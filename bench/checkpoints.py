@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 HIDDEN, INTERMEDIATE, VOCAB = 2048, 6144, 151936
+TABLE = "model.embed_tokens.weight"
 
 
 def write_dense_checkpoint(folder: Path, nbytes: int, num_shards: int = 3) -> None:
@@ -44,6 +45,36 @@ def write_dense_checkpoint(folder: Path, nbytes: int, num_shards: int = 3) -> No
         "intermediate_size": INTERMEDIATE, "tie_word_embeddings": False,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def write_table_checkpoints(folder: Path, rows: int, columns: int) -> dict[str, Path]:
+    """Write an untied model of a table [rows, columns] in bf16 and a head of zeros, in each format; return paths."""
+    import gguf
+
+    import ftw
+
+    paths = {name: folder / name for name in ("safetensors", "gguf", "ftw")}
+    for path in paths.values():
+        path.mkdir(parents=True)
+    table, head = _random(rows, columns), torch.zeros(rows, columns, dtype=torch.bfloat16)
+    save_file({"lm_head.weight": head, TABLE: table}, paths["safetensors"] / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": columns, "vocab_size": rows,
+        "num_hidden_layers": 1, "num_attention_heads": 16, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (paths["safetensors"] / "config.json").write_text(json.dumps(config))
+    writer = gguf.GGUFWriter(paths["gguf"] / "model.gguf", "llama")
+    writer.add_embedding_length(columns)
+    for name, tensor in (("token_embd.weight", table), ("output.weight", head)):
+        raw = tensor.view(torch.uint8).numpy()
+        writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    paths["ftw"].rmdir()
+    ftw.convert(paths["safetensors"], paths["ftw"], embed="host")
+    return paths
 
 
 def _random(*shape: int) -> torch.Tensor:
