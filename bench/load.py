@@ -102,6 +102,7 @@ def _page_lock(view: memoryview, device: str) -> None:
     """Do to what was read what a GPU needs."""
     if device == "cpu":
         return
+    torch.cuda.synchronize()  # makes the context current
     driver = load_driver()
     start = address_of(view) // 4096 * 4096
     if driver.register(start, -(-(address_of(view) + len(view) - start) // 4096) * 4096):

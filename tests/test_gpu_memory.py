@@ -147,7 +147,8 @@ def other_process(source: Path) -> Iterator[subprocess.Popen[str]]:
 import sys, torch, ftw
 model = ftw.load({str(source)!r}, embed="host", device="cuda:0", share="node")
 for line in sys.stdin:
-    print(model.embedding(torch.tensor([int(line)], device="cuda:0")).view(torch.int16).double().sum().item(), flush=True)
+    rows = model.embedding(torch.tensor([int(line)], device="cuda:0"))
+    print(rows.view(torch.int16).double().sum().item(), flush=True)
 """
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
