@@ -1,7 +1,7 @@
 """Reading many bytes of files straight into memory that the caller owns, by parallel aligned reads.
 
-Parts are cut into jobs of 4 MiB, at multiples of 4 MiB of the file, so that the blocks of one job are no other's. A few
-threads take them one after another, across the borders of parts and files; `OpenFile` chooses how each job is read. A
+Parts are cut into jobs of 4 MiB, where huge pages end in memory, so that no two threads touch one first. A few threads
+take them one after another, across the borders of parts and files; `OpenFile` chooses how each job is read. A
 destination that does not lie in memory as the bytes do in the file is filled through one bounce buffer for each thread:
 peak memory beside the destination is 4 MiB a thread.
 """
@@ -14,8 +14,8 @@ from collections import Counter, deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftw.host_memory import HostMemory
-from ftw.weight_file import OpenFile, WeightFile
+from ftw.host_memory import HUGE_PAGE_NBYTES, HostMemory, address_of
+from ftw.weight_file import DIRECT_ALIGNMENT, OpenFile, WeightFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -69,10 +69,9 @@ def read_parts(parts: Iterable[Part], *, num_threads: int | None = None) -> None
 
 
 def _cut(part: Part) -> Iterator[Part]:
-    end = part.offset + len(part.view)
-    inner = range((part.offset // JOB_NBYTES + 1) * JOB_NBYTES, end, JOB_NBYTES)
-    for low, high in pairwise((part.offset, *inner, end)):
-        yield Part(part.file, low, part.view[low - part.offset : high - part.offset])
+    first = JOB_NBYTES - address_of(part.view) % HUGE_PAGE_NBYTES
+    for low, high in pairwise((0, *range(first, len(part.view), JOB_NBYTES), len(part.view))):
+        yield Part(part.file, part.offset + low, part.view[low:high])
 
 
 def _run(jobs: _Jobs, num_threads: int) -> None:
@@ -95,6 +94,24 @@ def _run(jobs: _Jobs, num_threads: int) -> None:
         jobs.close()
 
 
+class _Bounce:
+    """Memory of one thread for the blocks of a job, mapped when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._memory: HostMemory | None = None
+
+    def view(self) -> memoryview:
+        """Return it, writable."""
+        if self._memory is None:
+            self._memory = HostMemory(JOB_NBYTES + 2 * DIRECT_ALIGNMENT)
+        return self._memory.view()
+
+    def close(self) -> None:
+        """Give it back."""
+        if self._memory is not None:
+            self._memory.close()
+
+
 class _Jobs:
     """Jobs that threads take from the front, and the files of those that are running.
 
@@ -109,7 +126,7 @@ class _Jobs:
 
     def run(self) -> None:
         """Do jobs until none is left; an error leaves none to the other threads."""
-        bounce = HostMemory(JOB_NBYTES)  # not touched before it is needed
+        bounce = _Bounce()
         try:
             while self._waiting:
                 self._do_next(bounce)
@@ -127,7 +144,7 @@ class _Jobs:
         while self._open:
             self._open.popitem()[1].close()
 
-    def _do_next(self, bounce: HostMemory) -> None:
+    def _do_next(self, bounce: _Bounce) -> None:
         with self._lock:
             if not self._waiting:
                 return
@@ -135,7 +152,7 @@ class _Jobs:
             if file not in self._open:
                 self._open[file] = OpenFile(file)
             opened = self._open[file]
-        opened.read_into(offset, view, bounce)
+        opened.read_into(offset, view, bounce.view)
         with self._lock:
             self._num_left[file] -= 1
             is_last = not self._num_left[file]

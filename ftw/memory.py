@@ -47,8 +47,8 @@ class MemoryReport:
         reason: Why it is there; with `embed="auto"` the reason of a table that had to stay.
         pinned_bytes: Page-locked bytes by table; on a CPU plain bytes.
         before: Memory before.
-        peak: The worst of each entry meanwhile, so the least of `device_free`. Tensors and resident memory are exact
-            where they reached a new maximum of the process; the rest is sampled every 5 ms.
+        peak: The worst of each entry meanwhile, so the least of `device_free`, which is sampled every 5 ms. Tensors and
+            resident memory are exact where they reached a new maximum of the process.
         after: Memory after.
     """
 
@@ -116,8 +116,11 @@ class MemoryWatch:
         return MemoryReport(str(self._device), placement, reason, dict(pinned_bytes), self.before, peak, after)
 
     def _sample(self) -> None:
+        """Sample what can fall back before the end; reading the rest costs the loading threads time."""
         while not self._end.wait(_SAMPLE_SECONDS):
-            self._peak = _worse(self._peak, snapshot(self._device))
+            free = torch.cuda.mem_get_info(self._device)[0] if self._device.type != "cpu" else 0
+            seen = replace(self._peak, device_free=free, host_resident=_host_resident())
+            self._peak = _worse(self._peak, seen)
 
     def _stop(self) -> None:
         self._end.set()

@@ -22,16 +22,16 @@ from ftw.errors import CheckpointError
 from ftw.host_memory import address_of, align_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
-
-    from ftw.host_memory import HostMemory
 
 DIRECT_ALIGNMENT = 4096
 DIRECT_MIN_NBYTES = 4 << 20  # below this a buffered read costs no more, for a thread that reads alone
 DIRECT_MIN_JOB_NBYTES = 1 << 20  # the same for threads that hide one another's waiting
 _MAX_READ_NBYTES = 16 << 20  # of one system call: large enough for the disk, small enough to be interrupted
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of O_DIRECT, by a file system without it or of larger blocks
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
 _CACHESTAT = 451  # number of cachestat(2), Linux 6.5, on every architecture
 
 
@@ -135,11 +135,12 @@ class OpenFile:
         """
         self._check_unchanged(self._buffered)
 
-    def read_into(self, offset: int, view: memoryview, bounce: HostMemory | None = None) -> None:
+    def read_into(self, offset: int, view: memoryview, bounce: Callable[[], memoryview] | None = None) -> None:
         """Fill `view` with the bytes at `offset`.
 
-        `bounce` is memory of one of several threads that read at a time, large enough for the blocks that the bytes lie
-        in. Without it only views that lie in memory as the bytes do in the file are read around the page cache.
+        `bounce` returns memory of one of several threads that read at a time, large enough for the blocks that the
+        bytes lie in. Without it only views that lie in memory as the bytes do in the file are read around the page
+        cache.
 
         Raises:
             CheckpointError: The file ends before.
@@ -165,14 +166,15 @@ class OpenFile:
         while done < len(view):
             count = self._read_once(self._buffered, offset, view, done)
             if not count:
-                problem = f"ends at byte {offset + done}, {len(view) - done} bytes short"
+                end = os.fstat(self._buffered).st_size
+                problem = f"ends at byte {end}, {offset + len(view) - end} bytes short"
                 raise CheckpointError(self._file.path, "file", problem)
             done += count
 
-    def _read_bounced(self, offset: int, view: memoryview, bounce: HostMemory) -> int:
+    def _read_bounced(self, offset: int, view: memoryview, bounce: Callable[[], memoryview]) -> int:
         """Read the blocks that the bytes lie in and move the bytes into `view`; return how many those were."""
         skipped = offset % DIRECT_ALIGNMENT
-        with bounce.view()[: align_up(skipped + len(view), DIRECT_ALIGNMENT)] as window:
+        with bounce()[: align_up(skipped + len(view), DIRECT_ALIGNMENT)] as window:
             done = min(max(self._read_direct(offset - skipped, window) - skipped, 0), len(view))
             if done:  # ctypes lets other threads run meanwhile, the assignment of a slice does not
                 ctypes.memmove(address_of(view), address_of(window) + skipped, done)
@@ -234,7 +236,6 @@ class _Cachestat(ctypes.Structure):
 def _is_cached(descriptor: int, offset: int, nbytes: int) -> bool:
     """Tell whether the page cache holds at least half of a range: read from there, it is then faster than the disk."""
     wanted, found = _CachestatRange(offset, nbytes), _Cachestat()
-    syscall = ctypes.CDLL(None, use_errno=True).syscall
-    if syscall(ctypes.c_long(_CACHESTAT), descriptor, ctypes.byref(wanted), ctypes.byref(found), 0):
+    if _syscall(ctypes.c_long(_CACHESTAT), descriptor, ctypes.byref(wanted), ctypes.byref(found), 0):
         return False  # a kernel before 6.5 cannot tell
     return bool(found.cached * os.sysconf("SC_PAGE_SIZE") * 2 >= nbytes)
