@@ -18,9 +18,13 @@ def test_every_kernel_compiles_ahead_for(target: str, tmp_path: Path) -> None:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert [line[0] for line in lines].count("lookup") == 12
+    variants = {line[1] for line in lines if line[0] == "lookup"}
+    assert variants == {"plain", "hot", "counted", "distinct", "scaled", "all"}
+    assert [line[0] for line in lines].count("lookup") == 12 + 4 + 3 + 1
+    assert [line[0] for line in lines].count("elect") == [line[0] for line in lines].count("spread") == 2
     packed = [line for line in lines if line[0] == "packed_lookup"]
-    assert len(packed) == 2 * len(TYPES) + 8
+    assert [line[2] for line in packed].count("plain") == 2 * len(TYPES) + 8
+    assert {line[2] for line in packed} == variants
     assert {line[1] for line in packed} == set(TYPES)
     assert all(int(line[-2]) > 500 for line in lines)
-    assert [line for line in packed if int(line[-1])] == []  # nothing is fused, or values would differ in the last bit
+    assert [line for line in lines if int(line[-1])] == []  # nothing is fused, or values would differ in the last bit

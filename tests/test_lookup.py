@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ftw
-from ftw.kernels import lookup as lookup_module
 from ftw.kernels.lookup import launch, lookup
 from ftw.kernels.lookup_reference import lookup_reference
+from ftw.kernels.units import cut_row
 
 ROWS = 37
 WIDTHS = [1, 2, 3, 16, 33, 128, 1000, 2048, 2560, 2880, 5001]
@@ -196,7 +196,7 @@ def test_lookup_refuses_out(out: torch.Tensor) -> None:
 )
 def test_plan_takes_the_widest_unit(nbytes: int, unit: torch.dtype) -> None:
     table, out = torch.empty(4, nbytes, dtype=torch.uint8), torch.empty(1, nbytes, dtype=torch.uint8)
-    plan = lookup_module._plan(table, out)
+    plan = cut_row(nbytes, table.data_ptr() | out.data_ptr())
     assert plan.unit == unit
     assert plan.units * torch.empty(0, dtype=unit).element_size() == nbytes
     assert plan.block & (plan.block - 1) == 0

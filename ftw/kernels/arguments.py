@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 
 import torch
 
 from ftw.errors import LookupArgumentError
 
+SCALED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ID_DTYPES = (torch.int32, torch.int64)
 _MAX_ID = torch.iinfo(torch.int64).max
+_MAX_POSITION = torch.iinfo(torch.int32).max
 
 
 def check_arguments(op: str, table: torch.Tensor, ids: torch.Tensor, first_id: int) -> None:
@@ -30,6 +34,54 @@ def check_arguments(op: str, table: torch.Tensor, ids: torch.Tensor, first_id: i
         raise LookupArgumentError(f"{op}: ids: found on {ids.device}, a CPU, CUDA or ROCm device is needed")
     if not 0 <= first_id <= _MAX_ID:  # what the kernels rely on: an id that is not below it cannot overflow less it
         raise LookupArgumentError(f"{op}: first_id: found {first_id}, allowed are 0 to {_MAX_ID}")
+
+
+def check_columns(op: str, columns: tuple[int, int] | None, num_columns: int, block_size: int = 1) -> tuple[int, int]:
+    """Return `columns`, `(start, length)` within a row, or the whole row where that is None.
+
+    Raises:
+        LookupArgumentError: They are not in the row, or no whole blocks of `block_size` values.
+    """
+    if columns is None:
+        return 0, num_columns
+    start, length = columns
+    if not (0 <= start <= start + length <= num_columns) or start % block_size or length % block_size:
+        blocks = f", in whole blocks of {block_size}," if block_size > 1 else ""
+        allowed = f"(start, length) within the row's {num_columns}{blocks} is needed"
+        raise LookupArgumentError(f"{op}: columns: found {columns}, {allowed}")
+    return start, length
+
+
+def check_scale(op: str, scale: float, dtype: torch.dtype) -> float:
+    """Return a scale as values of `dtype` are multiplied by it: rounded to that dtype, as torch would round it.
+
+    Raises:
+        LookupArgumentError: The scale is zero or not finite in that dtype, or values of the dtype are not scaled.
+    """
+    if dtype not in SCALED_DTYPES:
+        allowed = ", ".join(map(str, SCALED_DTYPES))
+        raise LookupArgumentError(f"{op}: scale: found rows of {dtype}, scaled are {allowed}")
+    rounded = _rounded_scale(float(scale), dtype)
+    if not rounded or not math.isfinite(rounded):
+        needed = f"a number that is finite and not zero in {dtype} is needed"
+        raise LookupArgumentError(f"{op}: scale: found {scale}, {needed}")
+    return rounded
+
+
+@functools.lru_cache(maxsize=256)
+def _rounded_scale(scale: float, dtype: torch.dtype) -> float:
+    return torch.tensor(scale, dtype=dtype).item()
+
+
+def check_distinct(op: str, ids: torch.Tensor) -> None:
+    """Check that positions of ids fit into the 32 bits in which distinct ones are elected.
+
+    Raises:
+        LookupArgumentError: There are too many.
+    """
+    if ids.numel() > _MAX_POSITION:
+        problem = f"found {ids.numel()} ids, at most {_MAX_POSITION} are fetched distinctly"
+        raise LookupArgumentError(f"{op}: ids: {problem}")
 
 
 def make_out(op: str, ids: torch.Tensor, columns: int, dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:

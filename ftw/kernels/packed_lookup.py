@@ -3,6 +3,9 @@
     table   [rows, row_bytes]   uint8, rows as GGUF stores them; host memory that the device can read, or device memory
     ids     any shape           int32 or int64, on the CPU or on the device
     first_id                    id of the table's first row: 0, or where a shard of the vocabulary begins
+    columns (start, length)     values of each row that are wanted, in whole blocks
+    scale                       what decoded values are multiplied by, once they are rounded; rounded itself before
+    hot                         copies of rows on the device, packed, read in the table's place: `ftw.kernels.hot`
     out     ids.shape + [columns], float32, bfloat16 or float16, on the ids' device
 
 Values are computed in float32, in the order of the gguf package's decoders, and equal to theirs in every bit; bfloat16
@@ -17,20 +20,35 @@ about 0.5 ns for a line and 0.5 ns for a sector: rows that are not whole lines c
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from ftw.errors import LookupArgumentError
 from ftw.ggml_types import PACKED_TYPES, GgmlType, ggml_types_by_name
-from ftw.kernels.arguments import check_arguments, make_out, on_device
+from ftw.kernels.arguments import (
+    SCALED_DTYPES,
+    check_arguments,
+    check_columns,
+    check_distinct,
+    check_scale,
+    make_out,
+    on_device,
+)
 from ftw.kernels.codebooks import codebook
+from ftw.kernels.distinct import make_owners, plan_distinct
+from ftw.kernels.hot import check_hot
+from ftw.kernels.launching import Launch, launch_all
 from ftw.kernels.packed_lookup_reference import packed_lookup_reference
 
-OUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+if TYPE_CHECKING:
+    from ftw.kernels.hot import Hot
+    from ftw.kernels.launching import Launcher
+
+OUT_DTYPES = SCALED_DTYPES
 _UNIT_NBYTES = (4, 2, 1)
 _LINE_NBYTES = 128
-_NUM_WARPS = 4
+_OPTIONS = (("num_warps", 4), ("enable_fp_fusion", False))
 # On an H200 (2026-11-30), for tables in host memory of 2048 values: one row took 3 % less in runs of 1024 than of 2048,
 # many rows 4 % to 20 % more. 8 warps were no better; decoding straight from host memory was 5 % faster for one row of
 # most types, and 40 % slower for IQ3_S, whose blocks have five parts.
@@ -60,7 +78,12 @@ def packed_lookup(
     *,
     dtype: torch.dtype = torch.bfloat16,
     first_id: int = 0,
+    columns: tuple[int, int] | None = None,
+    scale: float | None = None,
+    hot: Hot | None = None,
+    is_distinct: bool = False,
     out: torch.Tensor | None = None,
+    launcher: Launcher | None = None,
 ) -> torch.Tensor:
     """Look up packed rows and decode them; an id outside the table gives a row of zeros.
 
@@ -74,26 +97,51 @@ def packed_lookup(
         ggml_type: A key of `ftw.ggml_types.PACKED_TYPES`.
         dtype: Of the values: float32, bfloat16 or float16.
         first_id: Id of the first row, not negative.
-        out: Contiguous, `ids.shape + (columns,)`, of that dtype, on the ids' device; made where it is None.
+        columns: `(start, length)` of each row, in values, whole blocks; None for all of it.
+        scale: Finite and not zero; None for values as they are.
+        hot: Copies of packed rows on the ids' device.
+        is_distinct: Fetch each distinct row that is not hot once. Worth it where `prefers_distinct` says so.
+        out: Contiguous, `ids.shape + (length,)`, of that dtype, on the ids' device; made where it is None.
+        launcher: Keeps what has been compiled, so that later calls cost less; None to ask Triton each time.
 
     Raises:
         LookupArgumentError: An argument has a type, shape, dtype or device that is not allowed.
     """
     check_arguments("packed_lookup", table, ids, first_id)
-    columns = packed_columns(table, ggml_type)
+    num_columns = packed_columns(table, ggml_type)
+    if columns is not None:
+        block_size = ggml_types_by_name()[ggml_type].block_size
+        num_columns = check_columns("packed_lookup", columns, num_columns, block_size)[1]
     if dtype not in OUT_DTYPES:
         allowed = ", ".join(map(str, OUT_DTYPES))
         raise LookupArgumentError(f"packed_lookup: dtype: found {dtype}, allowed are {allowed}")
-    out = make_out("packed_lookup", ids, columns, dtype, out)
+    if scale is not None:
+        scale = check_scale("packed_lookup", scale, dtype)
+    if hot is not None:
+        check_hot("packed_lookup", hot, table, ids)
+    if is_distinct:
+        check_distinct("packed_lookup", ids)
+    out = make_out("packed_lookup", ids, num_columns, dtype, out)
     if not out.numel():
         return out
     if not table.shape[0]:
         return out.zero_()
     if ids.device.type == "cpu":
-        packed_lookup_reference(table, ids, out, ggml_type, first_id)
+        packed_lookup_reference(table, ids, out, ggml_type, first_id, columns=columns, scale=scale, hot=hot)
         return out
     with on_device(ids):
-        launch(table, ids, out, ggml_type, first_id)
+        launch(
+            table,
+            ids,
+            out,
+            ggml_type,
+            first_id,
+            columns=columns,
+            scale=scale,
+            hot=hot,
+            is_distinct=is_distinct,
+            launcher=launcher,
+        )
     return out
 
 
@@ -120,38 +168,85 @@ def prepare(ggml_type: str, device: torch.device) -> None:
         codebook(ggml_type, device)
 
 
-def launch(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, ggml_type: str, first_id: int = 0) -> None:
-    """Launch the Triton kernel on the current stream; the arguments have been checked."""
+def launch(
+    table: torch.Tensor,
+    ids: torch.Tensor,
+    out: torch.Tensor,
+    ggml_type: str,
+    first_id: int = 0,
+    *,
+    columns: tuple[int, int] | None = None,
+    scale: float | None = None,
+    hot: Hot | None = None,
+    is_distinct: bool = False,
+    launcher: Launcher | None = None,
+) -> None:
+    """Launch the Triton kernels on the current stream; the arguments have been checked, the scale is rounded."""
+    ids = ids.contiguous()
+    owners = make_owners(table, ids) if is_distinct else None
+    fetch = plan_launch(table, ids, out, ggml_type, first_id, columns=columns, scale=scale, hot=hot, owners=owners)
+    launches = [fetch] if owners is None else plan_distinct(fetch, ids, owners, out, first_id=first_id, hot=hot)
+    launch_all(launches, launcher, ids.device.index)
+
+
+def plan_launch(
+    table: torch.Tensor,
+    ids: torch.Tensor,
+    out: torch.Tensor,
+    ggml_type: str,
+    first_id: int = 0,
+    *,
+    columns: tuple[int, int] | None = None,
+    scale: float | None = None,
+    hot: Hot | None = None,
+    owners: torch.Tensor | None = None,
+) -> Launch:
+    """Return the launch that looks up rows of contiguous ids; with `owners` those alone that their positions own."""
     from ftw.kernels import ggml_decoders_triton
     from ftw.kernels.packed_lookup_triton import UNITS, packed_lookup_kernel
 
     known = ggml_types_by_name()[ggml_type]
-    row_nbytes = table.shape[1]
-    columns = row_nbytes // known.type_size * known.block_size
-    plan = _plan(table, out, known, columns)
+    num_rows, row_nbytes = table.shape
+    slots, hot_rows, counts = (None, None, None) if hot is None else hot
+    if columns is not None:
+        start, length = (count // known.block_size * known.type_size for count in columns)
+        table = table[:, start : start + length]
+        hot_rows = None if hot_rows is None else hot_rows[:, start : start + length]
+    num_columns = table.shape[1] // known.type_size * known.block_size
+    plan = _plan(table, out, known, num_columns)
     entries = codebook(ggml_type, ids.device)
-    packed_lookup_kernel[(out.numel() // columns, -(-columns // plan.elements))](
-        table_ptr=table,
-        ids_ptr=ids.contiguous(),
-        codebook_ptr=table if entries is None else entries,
-        out_ptr=out,
-        first_id=first_id,
-        table_rows=table.shape[0],
-        columns=columns,
-        row_nbytes=row_nbytes,
-        zero=0,
-        DECODE=getattr(ggml_decoders_triton, f"decode_{ggml_type.lower()}"),
-        BLOCK_SIZE=known.block_size,
-        TYPE_SIZE=known.type_size,
-        ELEMENTS=plan.elements,
-        IS_STAGED=plan.is_staged,
-        UNIT=UNITS[plan.unit_nbytes],
-        UNIT_NBYTES=plan.unit_nbytes,
-        UNITS=plan.units,
-        LINE_NBYTES=_LINE_NBYTES,
-        WARM_WORDS=entries.numel() // 4 if entries is not None and plan.is_few and entries.numel() > 16 else 0,
-        num_warps=_NUM_WARPS,
-        enable_fp_fusion=False,
+    return Launch(
+        kernel=packed_lookup_kernel,
+        grid=(ids.numel(), -(-num_columns // plan.elements), 1),
+        arguments=(
+            table,
+            ids,
+            table if entries is None else entries,
+            out,
+            slots,
+            hot_rows,
+            counts,
+            owners,
+            first_id,
+            num_rows,
+            num_columns,
+            row_nbytes,
+            scale,
+            0,
+        ),
+        constants=(
+            getattr(ggml_decoders_triton, f"decode_{ggml_type.lower()}"),
+            known.block_size,
+            known.type_size,
+            plan.elements,
+            plan.is_staged,
+            UNITS[plan.unit_nbytes],
+            plan.unit_nbytes,
+            plan.units,
+            _LINE_NBYTES,
+            entries.numel() // 4 if entries is not None and plan.is_few and entries.numel() > 16 else 0,
+        ),
+        options=_OPTIONS,
     )
 
 
@@ -166,7 +261,7 @@ def _plan(table: torch.Tensor, out: torch.Tensor, known: GgmlType, columns: int)
     is_odd = table.data_ptr() % 2 == 1 and known.type_size % 2 == 0
     is_staged = is_odd or table.device.type == "cpu"
     run_nbytes = known.row_nbytes(elements)
-    alignment = table.shape[1] | run_nbytes | table.data_ptr() | out.data_ptr()
+    alignment = table.shape[1] | table.stride(0) | run_nbytes | table.data_ptr() | out.data_ptr()
     unit_nbytes = next(nbytes for nbytes in _UNIT_NBYTES if alignment % nbytes == 0)
     units = 1 << ((run_nbytes + _LINE_NBYTES) // unit_nbytes - 1).bit_length()  # may begin anywhere in a line
     return _Plan(elements, is_few, is_staged, unit_nbytes, units)
