@@ -7,21 +7,29 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ftw.errors import ClosedError, LookupArgumentError
-from ftw.kernels.lookup import lookup
-from ftw.kernels.packed_lookup import OUT_DTYPES, packed_columns, packed_lookup
+from ftw.held_table import HeldTable
+from ftw.hot_rows import check_hot_ids, make_hot_rows
+from ftw.kernels.arguments import make_out
+from ftw.lookup_op import compiled_lookup
+from ftw.prefetch import Prefetch, PrefetchQueue
+from ftw.table_layout import make_layout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftw.kernels.hot import Hot
     from ftw.memory import MemoryReport
     from ftw.pinned import PinnedBuffer
-
-_MAX_ID = torch.iinfo(torch.int64).max
 
 
 class HostEmbedding(nn.Module):
     """Looks up rows of a table in host memory, or, with `placement` "gpu", of one on the device.
 
     The table is neither a parameter nor a buffer: moving, casting or saving a surrounding module leaves it alone.
+    Copies of the module, those by `copy.deepcopy` too, share the table, its memory and its hot rows: closing one closes
+    all. It cannot be pickled. Rows need no gradient.
+
+    `torch.compile` sees a lookup as one step, `ftw::lookup`, which takes part in CUDA graphs; `ftw.lookup_op` says how.
 
     Attributes:
         name: The table's tensor.
@@ -40,6 +48,11 @@ class HostEmbedding(nn.Module):
         placement: str = "host",
         ggml_type: str | None = None,
         vocab_range: tuple[int, int] | None = None,
+        hot_rows: int | None = None,
+        hot_bytes: int | str | None = None,
+        scale: float | None = None,
+        num_slices: int | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         """Wrap a table.
 
@@ -55,49 +68,62 @@ class HostEmbedding(nn.Module):
             vocab_range: `(start, length)` of a shard of the vocabulary: the table's first `length` rows are those of
                 the ids start to start + length - 1, what follows is padding that is never read, and every other id
                 gives a row of zeros, so that the sum over all shards is the whole table's. None for ids from 0 on.
+            hot_rows: For how many rows there is room in device memory, at most all; None or 0 for none. Which ones
+                `set_hot_rows` says, or `update_hot_rows` learns. Each row of the table costs 8 bytes there besides.
+            hot_bytes: The same as the size of that room, in bytes or as text such as "64MiB".
+            scale: Multiplies rows, as the models do that have one: a plain table's in its own dtype, before they are
+                converted to `dtype`, a packed one's once they are decoded to that. The scale is rounded to the same
+                type, and the product once more.
+            num_slices: Cuts rows for `layer`.
+            device: Where the hot rows live; None for the current GPU where the table is page-locked, else the CPU.
 
         Raises:
             LookupArgumentError: The table is no matrix, `dtype` no floating-point type of torch, or the table does not
-                hold whole blocks of `ggml_type`, or there is no such type, or `vocab_range` is longer than the table.
+                hold whole blocks of `ggml_type`, or there is no such type, or `vocab_range` is longer than the table;
+                or its rows cannot be scaled or cut as is asked for, or it shall have hot rows and is on the device.
+            DeviceError: torch has no such device.
         """
         super().__init__()
-        if table.ndim != 2:
-            raise LookupArgumentError(f"{name}: table: found {list(table.shape)}, [rows, columns] is needed")
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise LookupArgumentError(f"{name}: dtype: found {dtype!r}, a floating-point dtype of torch is needed")
-        if vocab_range is not None:
-            _check_vocab_range(name, table, vocab_range)
-            table = table[: vocab_range[1]]
+        layout = make_layout(name, table, dtype, ggml_type, vocab_range, scale, num_slices)
+        table = table if vocab_range is None else table[: layout.rows]
+        hot = make_hot_rows(name, table, hot_rows, hot_bytes, device) if hot_rows or hot_bytes else None
         self.name = name
         self.memory: MemoryReport | None = None
         self.placement = placement
         self.ggml_type = ggml_type
-        self._table: torch.Tensor | None = table
-        self._dtype = dtype or (table.dtype if ggml_type is None else torch.bfloat16)
-        self._buffer = buffer
-        columns = int(table.shape[1]) if ggml_type is None else packed_columns(table, ggml_type)
-        self._shape = (int(table.shape[0]), columns)
-        self._first_id = vocab_range[0] if vocab_range is not None else 0
+        self._layout = layout
+        self._held = HeldTable(name, table, layout, buffer, hot)
+        self._prefetches = PrefetchQueue(name)
 
     @property
     def num_embeddings(self) -> int:
         """Rows of the table; of a shard those of its ids, without padding."""
-        return self._shape[0]
+        return self._layout.rows
 
     @property
     def vocab_range(self) -> tuple[int, int]:
         """`(start, length)`: the table holds the rows of the ids start to start + length - 1."""
-        return self._first_id, self._shape[0]
+        return self._layout.first_id, self._layout.rows
 
     @property
     def embedding_dim(self) -> int:
-        """Elements of one row."""
-        return self._shape[1]
+        """Elements of one whole row."""
+        return self._layout.columns
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the values that a lookup returns."""
-        return self._dtype
+        return self._layout.dtype
+
+    @property
+    def scale(self) -> float | None:
+        """What rows are multiplied by; None for nothing."""
+        return self._layout.scale
+
+    @property
+    def num_slices(self) -> int | None:
+        """Into how many slices of equal width a row is cut, one for each layer; None for rows that are not."""
+        return self._layout.num_slices
 
     @property
     def table(self) -> torch.Tensor:
@@ -106,48 +132,109 @@ class HostEmbedding(nn.Module):
         Raises:
             ClosedError: The memory has been given back.
         """
-        if self._table is None:
-            raise ClosedError(f"{self.name}: table: its memory has been given back")
-        return self._table
+        return self._held.table
 
     @property
     def pinned_nbytes(self) -> int:
         """Page-locked bytes: the table's, rounded up to whole pages; 0 on a CPU-only machine."""
-        return self._buffer.pinned_nbytes if self._buffer is not None else 0
+        return self._held.pinned_nbytes
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    @property
+    def hot(self) -> Hot | None:
+        """The hot rows as the kernels take them: their slots, the rows, the counts; None without any, or closed."""
+        hot_rows = self._held.hot_rows
+        return None if hot_rows is None else hot_rows.hot
+
+    def forward(self, ids: torch.Tensor, *, layer: int | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the rows of `ids`: `ids.shape + (embedding_dim,)`, on the ids' device, on its current stream.
 
         Args:
             ids: int32 or int64, of any shape, on the GPU or the CPU. An id outside the table gives a row of zeros.
+            layer: Of a row that is cut into `num_slices` this slice alone, `ids.shape + (embedding_dim / num_slices,)`.
+            out: Contiguous, of that shape and the module's `dtype`, on the ids' device; filled and returned.
 
         Raises:
-            LookupArgumentError: The ids have another dtype, or lie on a device that the table is not on.
+            LookupArgumentError: The ids have another dtype, or lie on a device that the table is not on; there is no
+                such layer; `out` is not what the rows need.
             ClosedError: The memory has been given back.
         """
-        if self.ggml_type is None:
-            rows = lookup(self.table, ids, first_id=self._first_id)
-        else:
-            decoded = self._dtype if self._dtype in OUT_DTYPES else torch.float32
-            rows = packed_lookup(self.table, ids, self.ggml_type, dtype=decoded, first_id=self._first_id)
-        return rows if rows.dtype == self._dtype else rows.to(self._dtype)
+        columns = None if layer is None else self._layout.columns_of(self.name, layer)
+        if not torch.compiler.is_compiling():
+            return self._held.look_up(ids, columns, out)
+        first_column, width = columns or (0, self._layout.columns)
+        rows = compiled_lookup(ids, self._held.handle, first_column, width, self._layout.dtype)
+        return rows if out is None else make_out(self.name, ids, width, rows.dtype, out).copy_(rows)
+
+    def set_hot_rows(self, ids: torch.Tensor | Sequence[int]) -> None:
+        """Make the rows of these ids the hot ones, and no others; on the current stream, as `update_hot_rows`.
+
+        Args:
+            ids: Distinct ids of the table's rows, in one dimension, at most as many as there is room for.
+
+        Raises:
+            LookupArgumentError: They are not, or the table has no hot rows.
+            ClosedError: The memory has been given back.
+        """
+        hot_rows = self._held.open_hot_rows()
+        numbers = check_hot_ids(self.name, ids, *self.vocab_range, hot_rows.num_slots)
+        self._prefetches.join()
+        hot_rows.set(numbers)
+
+    def update_hot_rows(self) -> None:
+        """Make the rows that lookups have read most often the hot ones, then halve all counts.
+
+        Call it between steps, on the stream of the lookups: what is queued there before sees the old set, what comes
+        after the new one, replays of graphs captured before among them. Lookups on other streams are the caller's to
+        order; prefetches are ordered here. The host does not wait. Rows that are never looked up stay out, and a row
+        leaves only where another one takes its place. Halving makes the set follow a stream that changes.
+
+        Peak device memory: 12 bytes for each row of the table and 80 for each hot one, for the moment.
+
+        Raises:
+            LookupArgumentError: The table has no hot rows.
+            ClosedError: The memory has been given back.
+        """
+        hot_rows = self._held.open_hot_rows()
+        self._prefetches.join()
+        hot_rows.update()
+
+    def hot_ids(self) -> torch.Tensor:
+        """Return the ids whose rows are hot, in order: int64 on the CPU, as `set_hot_rows` takes them. The host waits.
+
+        Raises:
+            LookupArgumentError: The table has no hot rows.
+            ClosedError: The memory has been given back.
+        """
+        return self._held.open_hot_rows().row_numbers() + self._layout.first_id
+
+    def prefetch(self, ids: torch.Tensor, *, layer: int | None = None) -> Prefetch:
+        """Start a lookup on a side stream; the rows come from the `wait` of what is returned, or from `wait` here.
+
+        On a CPU it is done at once. It begins after what is queued on the current stream, and leaves `ids` alone until
+        it is done, as the caller has to. In a CUDA graph, start it and wait for it in the same capture. Compiled code
+        has its own order of lookups: do not prefetch there.
+
+        Raises:
+            LookupArgumentError: The ids, or the layer, are not allowed.
+            ClosedError: The memory has been given back.
+        """
+        columns = None if layer is None else self._layout.columns_of(self.name, layer)
+        return self._prefetches.start(lambda ids: self._held.look_up(ids, columns), ids)
+
+    def wait(self) -> torch.Tensor:
+        """Return the rows of the oldest prefetch that was not waited for; the current stream waits, the host does not.
+
+        Raises:
+            LookupArgumentError: There is none.
+        """
+        return self._prefetches.wait()
 
     def close(self) -> None:
         """Give the memory back, once the device has finished. A CUDA graph that reads it must not run any more."""
-        self._table = None
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None:
-            buffer.close()
+        self._held.close()
 
     def extra_repr(self) -> str:
         """Describe the table for `repr`."""
         packed = f", ggml_type={self.ggml_type!r}" if self.ggml_type else ""
-        packed += f", vocab_range={self.vocab_range}" if self._first_id else ""
-        return f"{self.num_embeddings}, {self.embedding_dim}, dtype={self._dtype}, placement={self.placement!r}{packed}"
-
-
-def _check_vocab_range(name: str, table: torch.Tensor, vocab_range: tuple[int, int]) -> None:
-    start, length = vocab_range
-    if not (0 <= start <= _MAX_ID - length and 0 <= length <= table.shape[0]):
-        allowed = f"(start, length) of ids from 0 on, and of at most the table's {table.shape[0]} rows, is needed"
-        raise LookupArgumentError(f"{name}: vocab_range: found {vocab_range}, {allowed}")
+        packed += f", vocab_range={self.vocab_range}" if self._layout.first_id else ""
+        return f"{self.num_embeddings}, {self.embedding_dim}, dtype={self.dtype}, placement={self.placement!r}{packed}"

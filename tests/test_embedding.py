@@ -1,8 +1,11 @@
 import copy
+import io
+import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
+from packed_tables import assert_equal_rows, expected, random_table
 from torch import nn
 
 import ftw
@@ -114,3 +117,133 @@ def test_embedding_refuses_a_range(table: torch.Tensor, vocab_range: tuple[int, 
     with pytest.raises(ftw.LookupArgumentError, match=r"vocab_range: found .* 50 rows, is needed") as caught:
         HostEmbedding(table, vocab_range=vocab_range)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_rows_go_into_out(table: torch.Tensor) -> None:
+    ids = torch.tensor([[1, 2], [3, 50]])
+    for dtype in (torch.bfloat16, torch.float32):
+        embedding = HostEmbedding(table, dtype=dtype)
+        out = torch.full((2, 2, 12), float("nan"), dtype=dtype)
+        assert embedding(ids, out=out) is out
+        assert torch.equal(out, embedding(ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["same", "converted"])
+@pytest.mark.parametrize(
+    "out",
+    [
+        pytest.param(torch.empty(2, 11), id="shape"),
+        pytest.param(torch.empty(12, 2).T, id="strides"),
+        pytest.param(torch.empty(2, 12, dtype=torch.float64), id="dtype"),
+        pytest.param(torch.empty(2, 12, device="meta"), id="device"),
+    ],
+)
+def test_embedding_refuses_out(table: torch.Tensor, out: torch.Tensor, dtype: torch.dtype) -> None:
+    out = out.to(dtype) if out.dtype == torch.float32 else out
+    with pytest.raises(ftw.LookupArgumentError, match=r"out: .* is needed"):
+        HostEmbedding(table, dtype=dtype)(torch.tensor([0, 1]), out=out)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32], ids=str)
+def test_rows_are_scaled_in_the_tables_dtype(table: torch.Tensor, dtype: torch.dtype | None) -> None:
+    """As Gemma does it: the scale is rounded to the embedding's dtype, the product too, and then it is converted."""
+    scale = 12**0.5
+    embedding = HostEmbedding(table, scale=scale, dtype=dtype)
+    wanted = table * torch.tensor(scale, dtype=table.dtype)
+    assert torch.equal(embedding(torch.arange(50)), wanted.to(dtype or table.dtype))
+    assert not torch.equal(wanted.float(), table.float() * scale)
+    assert embedding.scale == scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_packed_rows_are_scaled_once_they_are_decoded(dtype: torch.dtype) -> None:
+    packed = random_table("Q5_0", 9, 64)
+    ids = torch.tensor([0, 8, 9])
+    rows = expected(packed, ids, "Q5_0", torch.float32 if dtype == torch.float64 else dtype)
+    wanted = (rows * torch.tensor(5.7, dtype=rows.dtype)).to(dtype)
+    assert_equal_rows(HostEmbedding(packed, ggml_type="Q5_0", scale=5.7, dtype=dtype)(ids), wanted)
+
+
+@pytest.mark.parametrize("scale", [0.0, float("nan"), float("inf"), "2", True], ids=str)
+def test_embedding_refuses_a_scale(table: torch.Tensor, scale: object) -> None:
+    with pytest.raises(ftw.LookupArgumentError, match=r"wte: scale: found .* is needed"):
+        HostEmbedding(table, name="wte", scale=scale)
+
+
+def test_integers_are_not_scaled() -> None:
+    with pytest.raises(ftw.LookupArgumentError, match=r"scale: found rows of torch.int8"):
+        HostEmbedding(torch.zeros(4, 4, dtype=torch.int8), scale=2.0)
+
+
+def test_layers_give_slices_of_the_row(table: torch.Tensor) -> None:
+    embedding = HostEmbedding(table, num_slices=3, dtype=torch.float32)
+    ids = torch.tensor([[7, 50], [0, 49]])
+    whole = embedding(ids)
+    assert (embedding.embedding_dim, embedding.num_slices, whole.shape) == (12, 3, (2, 2, 12))
+    for layer in range(3):
+        assert torch.equal(embedding(ids, layer=layer), whole[..., 4 * layer : 4 * layer + 4])
+
+
+def test_layers_of_packed_rows_are_whole_blocks() -> None:
+    packed = random_table("Q4_0", 9, 192)
+    embedding = HostEmbedding(packed, ggml_type="Q4_0", num_slices=3)
+    ids = torch.tensor([0, 8, 9])
+    assert_equal_rows(embedding(ids, layer=1), expected(packed, ids, "Q4_0", torch.bfloat16)[:, 64:128].contiguous())
+    with pytest.raises(ftw.LookupArgumentError, match=r"num_slices: found 4, slices of whole blocks of 32"):
+        HostEmbedding(packed, ggml_type="Q4_0", num_slices=4)
+
+
+@pytest.mark.parametrize("num_slices", [0, -1, 5, 1.5, True], ids=str)
+def test_embedding_refuses_slices(table: torch.Tensor, num_slices: object) -> None:
+    with pytest.raises(ftw.LookupArgumentError, match=r"wte: num_slices: found"):
+        HostEmbedding(table, name="wte", num_slices=num_slices)
+
+
+@pytest.mark.parametrize("layer", [-1, 3, 1.0, "1"], ids=repr)
+def test_embedding_refuses_a_layer(table: torch.Tensor, layer: object) -> None:
+    with pytest.raises(ftw.LookupArgumentError, match=r"wte: layer: found .*, allowed are 0 to 2"):
+        HostEmbedding(table, name="wte", num_slices=3)(torch.tensor([1]), layer=layer)
+    with pytest.raises(ftw.LookupArgumentError, match=r"wte: layer: found .*, but rows have no slices"):
+        HostEmbedding(table, name="wte")(torch.tensor([1]), layer=layer)
+
+
+@pytest.mark.parametrize("ids", [[1], 1, None], ids=repr)
+def test_embedding_refuses_ids_that_are_no_tensor(table: torch.Tensor, ids: object) -> None:
+    with pytest.raises(ftw.LookupArgumentError, match=r"ids: found a .*, a tensor is needed"):
+        HostEmbedding(table)(ids)
+
+
+def test_copies_share_the_table_and_its_end(table: torch.Tensor) -> None:
+    model = nn.Sequential(HostEmbedding(table, hot_rows=4), nn.Linear(12, 3, dtype=torch.bfloat16))
+    copied = copy.deepcopy(model)
+    one, other = model[0], copied[0]
+    assert isinstance(one, HostEmbedding)
+    assert isinstance(other, HostEmbedding)
+    assert one is not other
+    assert other.table is table
+    one(torch.tensor([5]))
+    other.update_hot_rows()
+    assert one.hot_ids().tolist() == [5]
+    one.close()
+    with pytest.raises(ftw.ClosedError):
+        other(torch.tensor([5]))
+
+
+def test_pickling_is_refused(table: torch.Tensor) -> None:
+    model = nn.Sequential(HostEmbedding(table, name="wte.weight", hot_rows=4))
+    for save in (pickle.dumps, lambda model: torch.save(model, io.BytesIO())):
+        with pytest.raises(TypeError, match=r"wte.weight: table: is memory of this process, which cannot be pickled"):
+            save(model)
+    assert model.state_dict() == {}
+
+
+def test_moving_and_casting_leaves_hot_rows_alone(table: torch.Tensor) -> None:
+    model = nn.Sequential(HostEmbedding(table, hot_rows=4)).half().to("meta").double()
+    embedding = model[0]
+    assert isinstance(embedding, HostEmbedding)
+    embedding.set_hot_rows([1])
+    assert torch.equal(embedding(torch.arange(50)), table)
+
+
+def test_rows_need_no_gradient(table: torch.Tensor) -> None:
+    assert not HostEmbedding(table, scale=2.0)(torch.tensor([1])).requires_grad

@@ -1,0 +1,97 @@
+"""Prefetch: lookups on a side stream, for ids that are known before their rows are needed.
+
+    current stream    ids ──┬── other work ──────────┬── rows
+    side stream             └── lookup ── event ─────┘
+                          start                     wait
+
+Memory that both streams use is told to torch's allocator, so it is not handed out again before both are done. Inside a
+capture the two events become edges of the graph: a prefetch that is started there has to be waited for there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftw.errors import LookupArgumentError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Prefetch:
+    """Rows on their way."""
+
+    def __init__(self, rows: torch.Tensor, done: torch.cuda.Event | None, queue: PrefetchQueue) -> None:
+        self._rows: torch.Tensor | None = rows
+        self._done = done
+        self._queue = queue
+
+    def wait(self) -> torch.Tensor:
+        """Make the current stream wait for the rows, and return them; the host does not wait.
+
+        Raises:
+            LookupArgumentError: They have been waited for already.
+        """
+        rows, self._rows = self._rows, None
+        if rows is None:
+            raise LookupArgumentError(f"{self._queue.subject}: wait: found no prefetch, start one first")
+        self._queue.remove(self)
+        if self._done is not None:
+            stream = torch.cuda.current_stream(rows.device)
+            stream.wait_event(self._done)
+            rows.record_stream(stream)
+        return rows
+
+
+class PrefetchQueue:
+    """The prefetches of one module that nobody has waited for yet, the oldest first; and its side streams."""
+
+    def __init__(self, name: str) -> None:
+        self.subject = printable(name)
+        self._started: deque[Prefetch] = deque()
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def start(self, look_up: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> Prefetch:
+        """Start a lookup: on a device beside the current stream, after what is queued there now; on a CPU at once."""
+        if not (isinstance(ids, torch.Tensor) and ids.is_cuda):
+            prefetch = Prefetch(look_up(ids), None, self)
+        else:
+            stream = self._stream(ids.device)
+            stream.wait_stream(torch.cuda.current_stream(ids.device))
+            with torch.cuda.stream(stream):
+                rows = look_up(ids)
+            ids.record_stream(stream)
+            prefetch = Prefetch(rows, stream.record_event(), self)
+        self._started.append(prefetch)
+        return prefetch
+
+    def wait(self) -> torch.Tensor:
+        """Wait for the oldest prefetch and return its rows.
+
+        Raises:
+            LookupArgumentError: There is none.
+        """
+        if not self._started:
+            raise LookupArgumentError(f"{self.subject}: wait: found no prefetch, start one first")
+        return self._started[0].wait()
+
+    def remove(self, prefetch: Prefetch) -> None:
+        """Forget a prefetch that is waited for."""
+        self._started.remove(prefetch)
+
+    def join(self) -> None:
+        """Make the current streams wait for all prefetches, which stay in the queue."""
+        if self._started:
+            for device, stream in self._streams.items():
+                torch.cuda.current_stream(device).wait_stream(stream)
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrefetchQueue:
+        return PrefetchQueue(self.subject)

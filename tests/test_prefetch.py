@@ -1,0 +1,72 @@
+"""Prefetches on a CPU, where they are done at once; tests/test_gpu_embedding.py has the side stream."""
+
+import copy
+
+import pytest
+import torch
+
+import ftw
+from ftw.embedding import HostEmbedding
+
+TABLE = torch.randn(50, 12, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+
+
+@pytest.fixture
+def embedding() -> HostEmbedding:
+    return HostEmbedding(TABLE, name="ple.weight", num_slices=3)
+
+
+def test_prefetched_rows_equal_those_looked_up(embedding: HostEmbedding) -> None:
+    ids = torch.tensor([[3, 49], [50, -1]])
+    handle = embedding.prefetch(ids)
+    assert torch.equal(handle.wait(), embedding(ids))
+    embedding.prefetch(ids)
+    assert torch.equal(embedding.wait(), embedding(ids))
+
+
+def test_prefetches_are_waited_for_in_their_order(embedding: HostEmbedding) -> None:
+    for row in range(3):
+        embedding.prefetch(torch.tensor([row]))
+    assert [torch.equal(embedding.wait(), TABLE[row : row + 1]) for row in range(3)] == [True] * 3
+
+
+def test_handle_takes_its_own_out_of_the_order(embedding: HostEmbedding) -> None:
+    handles = [embedding.prefetch(torch.tensor([row])) for row in range(3)]
+    assert torch.equal(handles[1].wait(), TABLE[1:2])
+    assert torch.equal(embedding.wait(), TABLE[:1])
+    assert torch.equal(embedding.wait(), TABLE[2:3])
+    for wait in (embedding.wait, *(handle.wait for handle in handles)):
+        with pytest.raises(ftw.LookupArgumentError, match=r"ple.weight: wait: found no prefetch"):
+            wait()
+
+
+def test_prefetch_of_one_layer(embedding: HostEmbedding) -> None:
+    ids = torch.tensor([3, 4])
+    assert torch.equal(embedding.prefetch(ids, layer=2).wait(), TABLE[ids, 8:])
+
+
+def test_wait_without_prefetch_is_refused(embedding: HostEmbedding) -> None:
+    with pytest.raises(ftw.LookupArgumentError, match=r"ple.weight: wait: found no prefetch, start one first"):
+        embedding.wait()
+
+
+def test_prefetch_that_is_refused_leaves_none(embedding: HostEmbedding) -> None:
+    with pytest.raises(ftw.LookupArgumentError, match=r"ids: found"):
+        embedding.prefetch(torch.tensor([0.5]))
+    with pytest.raises(ftw.LookupArgumentError, match=r"ids: found a list"):
+        embedding.prefetch([1])
+    with pytest.raises(ftw.LookupArgumentError, match="found no prefetch"):
+        embedding.wait()
+
+
+def test_copy_has_prefetches_of_its_own(embedding: HostEmbedding) -> None:
+    embedding.prefetch(torch.tensor([1]))
+    with pytest.raises(ftw.LookupArgumentError, match="found no prefetch"):
+        copy.deepcopy(embedding).wait()
+    assert torch.equal(embedding.wait(), TABLE[1:2])
+
+
+def test_closed_embedding_prefetches_nothing(embedding: HostEmbedding) -> None:
+    embedding.close()
+    with pytest.raises(ftw.ClosedError):
+        embedding.prefetch(torch.tensor([1]))
