@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 CHUNK_NBYTES = 16 << 20
 _PARALLEL_NBYTES = 2 * CHUNK_NBYTES  # one chunk, cold or warm, a thread alone reads faster (2 cores; 2026-11-30)
 _SWAP_NBYTES = 512 << 10  # at a time, so that a copy stays in the processor's cache
-_FIRST_CHUNK_NBYTES = 64 << 10  # two tensors that differ mostly differ here
-_NUM_SAMPLES = 16  # of as many bytes, that are compared of tensors on the hub
 
 
 class Checkpoint:
@@ -130,30 +128,21 @@ class Checkpoint:
             OSError: The disk fails; it names the file.
         """
         self._check_open()
-        tensor, view = self._tensor(name), _bytes_of(buffer)
-        if offset < 0 or offset + len(view) > tensor.nbytes:
-            problem = f"bytes {offset} to {offset + len(view)} were asked for, it has {tensor.nbytes}"
-            raise CheckpointError(self.source, name, problem)
-        self._read([(tensor, view, offset)], num_threads)
+        self._read([self._request(name, buffer, offset)], num_threads)
 
-    def read_many(self, requests: Iterable[tuple[str, Any]], *, num_threads: int | None = None) -> None:
-        """Fill a buffer for each of several tensors, all of its bytes, as `read_into` does.
+    def read_many(self, requests: Iterable[tuple[str, Any, int]], *, num_threads: int | None = None) -> None:
+        """Fill several buffers, each with the bytes of a tensor from `offset` on, as `read_into` does.
 
         The threads go from one tensor to the next without a pause. All sizes are checked before the first byte is read.
 
         Raises:
             UnknownTensorError: There is no such tensor.
-            CheckpointError: A buffer is not as long as its tensor, or a file has changed.
+            CheckpointError: A buffer reaches past its tensor's end, or a file has changed.
             ClosedError: The checkpoint is closed.
             OSError: The disk fails; it names the file.
         """
         self._check_open()
-        wanted = [(self._tensor(name), _bytes_of(buffer), 0) for name, buffer in requests]
-        for tensor, view, _ in wanted:
-            if len(view) != tensor.nbytes:
-                problem = f"a buffer of {len(view)} bytes was given, it has {tensor.nbytes}"
-                raise CheckpointError(self.source, tensor.name, problem)
-        self._read(wanted, num_threads)
+        self._read([self._request(*request) for request in requests], num_threads)
 
     def extents(self, name: str) -> tuple[Extent, ...]:
         """Return where the bytes of a tensor lie: runs of `files`, in order."""
@@ -171,6 +160,14 @@ class Checkpoint:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{printable(self.source)}: checkpoint: is closed")
+
+    def _request(self, name: str, buffer: Any, offset: int) -> tuple[TensorInfo, memoryview, int]:
+        """Check what is asked for against what the tensor has."""
+        tensor, view = self._tensor(name), _bytes_of(buffer)
+        if offset < 0 or offset + len(view) > tensor.nbytes:
+            problem = f"bytes {offset} to {offset + len(view)} were asked for, it has {tensor.nbytes}"
+            raise CheckpointError(self.source, name, problem)
+        return tensor, view, offset
 
     def _read(self, wanted: list[tuple[TensorInfo, memoryview, int]], num_threads: int | None) -> None:
         """Fill views with the bytes of tensors from an offset on, in little-endian order."""
@@ -280,42 +277,3 @@ def open_checkpoint(source: str | os.PathLike[str], *, headers_only: bool = Fals
     """
     path = locate_source(source) if headers_only else resolve_source(source)
     return Checkpoint(open_reader(path), str(source), path)
-
-
-def equal_tensors(checkpoint: Checkpoint, name: str, other: Checkpoint, other_name: str) -> bool:
-    """Tell whether two tensors have the same type, shape and bytes; reads both up to the first chunk that differs.
-
-    Of large tensors on the hub, only the first 64 KiB and 16 samples of as much are compared: two weights of a model
-    that are not copies differ there.
-    """
-    left, right = checkpoint.tensors[name], other.tensors[other_name]
-    if not left.is_alike(right):
-        return False
-    if left.xxh3_64 and right.xxh3_64 and left.xxh3_64 != right.xxh3_64:
-        return False
-    first = min(_FIRST_CHUNK_NBYTES, left.nbytes)
-    heads = [bytearray(first), bytearray(first)]
-    checkpoint.read_into(name, heads[0])
-    other.read_into(other_name, heads[1])
-    if heads[0] != heads[1]:
-        return False
-    if (checkpoint.is_remote or other.is_remote) and left.nbytes > (_NUM_SAMPLES + 1) * _FIRST_CHUNK_NBYTES:
-        return _equal_samples(checkpoint, name, other, other_name)
-    pairs = zip(checkpoint.iter_chunks(name), other.iter_chunks(other_name), strict=True)
-    return all(bytes(mine) == bytes(theirs) for mine, theirs in pairs)
-
-
-def _equal_samples(checkpoint: Checkpoint, name: str, other: Checkpoint, other_name: str) -> bool:
-    """Compare samples that are spread evenly, the last of them at the end."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    last = checkpoint.tensors[name].nbytes - _FIRST_CHUNK_NBYTES
-
-    def is_equal_at(offset: int) -> bool:
-        samples = [bytearray(_FIRST_CHUNK_NBYTES), bytearray(_FIRST_CHUNK_NBYTES)]
-        checkpoint.read_into(name, samples[0], offset=offset)
-        other.read_into(other_name, samples[1], offset=offset)
-        return samples[0] == samples[1]
-
-    with ThreadPoolExecutor(_NUM_SAMPLES) as pool:
-        return all(pool.map(is_equal_at, [last * number // _NUM_SAMPLES for number in range(1, _NUM_SAMPLES + 1)]))

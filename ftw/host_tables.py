@@ -5,7 +5,8 @@
     fill        all tables at once, from their files straight into that memory; or with dummy values
     page-lock   the memory as it is, so that no page is touched twice
 
-Whatever fails gives everything back.
+Of a table that is cut by its rows, a shard for each rank of a group or a range of the caller's, only the rows that this
+process holds are read. Whatever fails gives everything back.
 """
 
 from __future__ import annotations
@@ -24,17 +25,22 @@ from ftw.ggml_types import PACKED_TYPES
 from ftw.host_limits import HostLimits, read_host_limits
 from ftw.host_memory import PAGE_NBYTES, align_up
 from ftw.kernels.packed_lookup import prepare
+from ftw.per_layer import count_slices
 from ftw.pin_budget import check_pin_budget
 from ftw.pinned import PinnedBuffer, count_pinned_bytes
+from ftw.sharded_embedding import ShardedEmbedding
 from ftw.shared_segment import open_segment
 from ftw.staging import as_tensor
+from ftw.table_rows import TableRows, count_rows, rank_range, token_range
+from ftw.verdict import TOKEN_EMBEDDING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from torch.distributed import ProcessGroup
+
     from ftw.checkpoint import Checkpoint
     from ftw.shared_segment import SharedSegment
-    from ftw.tensors import TensorInfo
     from ftw.verdict import TableVerdict
 
 _NUM_SAMPLES = 16
@@ -50,6 +56,9 @@ class HostOptions(NamedTuple):
         max_pinned_bytes: What the process may page-lock in all; None for what the host has.
         huge_pages: Ask for pages of 2 MiB.
         num_threads: That read at a time; None for as many as there are processors, 6 to 8.
+        group: Over whose ranks every table is spread, by its rows.
+        vocab_range: `(start, length)` of the token ids whose rows are wanted.
+        hot_bytes: Of the token embedding's most used rows, which the device keeps.
     """
 
     is_shared: bool = False
@@ -57,6 +66,9 @@ class HostOptions(NamedTuple):
     max_pinned_bytes: int | None = None
     huge_pages: bool = True
     num_threads: int | None = None
+    group: ProcessGroup | None = None
+    vocab_range: tuple[int, int] | None = None
+    hot_bytes: int | str | None = None
 
 
 def load_host_tables(
@@ -65,7 +77,7 @@ def load_host_tables(
     device: torch.device,
     dtype: torch.dtype | None,
     options: HostOptions,
-) -> dict[str, HostEmbedding]:
+) -> dict[str, HostEmbedding | ShardedEmbedding]:
     """Put tables into host memory that the device reads; return them by name. Close each.
 
     Raises:
@@ -73,7 +85,7 @@ def load_host_tables(
         PinError: There is no room, or the driver refuses.
         SharedMemoryError: The host's copy is another table, or there is no room for it.
     """
-    parts = {table.name: _Part(checkpoint, table) for table in tables}
+    parts = {table.name: TableRows(checkpoint, table, _rows_of(table, options)) for table in tables}
     _check_room(checkpoint, parts, options)
     with contextlib.ExitStack() as stack:
         buffers: dict[str, PinnedBuffer] = {}
@@ -85,48 +97,55 @@ def load_host_tables(
             stack.callback(buffers[name].close)
         if not options.is_shared:
             _fill(checkpoint, [(part, buffers[name].view()) for name, part in parts.items()], options)
-        embeddings = {}
+        embeddings: dict[str, HostEmbedding | ShardedEmbedding] = {}
         for name, part in parts.items():
             buffers[name].pin(device)
-            rows = as_tensor(checkpoint, part.whole, buffers[name].view())
-            embeddings[name] = make_embedding(part.table, rows, device, dtype, buffer=buffers[name])
+            rows = as_tensor(checkpoint, part.as_one, buffers[name].view())
+            own: dict[str, Any] = {"buffer": buffers[name], "vocab_range": part.rows}
+            if part.table.role == TOKEN_EMBEDDING and options.hot_bytes is not None:
+                own.update(hot_bytes=options.hot_bytes, device=device)
+            embedding = make_embedding(checkpoint, part.table, rows, device, dtype, **own)
+            embeddings[name] = _spread(embedding, part.table, options.group)
         stack.pop_all()  # all went well: the embeddings close the memory from here on
     return embeddings
 
 
 def make_embedding(
-    table: TableVerdict, rows: torch.Tensor, device: torch.device, dtype: torch.dtype | None, **options: Any
+    checkpoint: Checkpoint,
+    table: TableVerdict,
+    rows: torch.Tensor,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    **options: Any,
 ) -> HostEmbedding:
     """Return a table as a module, without padding rows at its end, ready to be captured in a CUDA graph."""
     ggml_type = table.dtype if table.dtype in PACKED_TYPES else None
     if ggml_type is not None:
         prepare(ggml_type, device)
-    return HostEmbedding(rows[: table.rows], name=table.name, dtype=dtype, ggml_type=ggml_type, **options)
+    return HostEmbedding(
+        rows[: table.rows],
+        name=table.name,
+        dtype=dtype,
+        ggml_type=ggml_type,
+        num_slices=count_slices(table, checkpoint.config),
+        **options,
+    )
 
 
-class _Part:
-    """A table and the tensors that hold its rows, one after another: several where it is cut into shards."""
-
-    def __init__(self, checkpoint: Checkpoint, table: TableVerdict) -> None:
-        self.table = table
-        self.tensors = [checkpoint.tensors[name] for name in table.tensors]
-        self.nbytes = sum(tensor.nbytes for tensor in self.tensors)
-        num_rows = sum(tensor.shape[0] for tensor in self.tensors)
-        packed = table.dtype if table.dtype in PACKED_TYPES else None
-        self.whole: TensorInfo = self.tensors[0]._replace(
-            shape=(num_rows, *self.tensors[0].shape[1:]), ggml_type=packed, nbytes=self.nbytes
-        )
-
-    def cut(self, view: memoryview) -> list[tuple[TensorInfo, memoryview]]:
-        """Cut the table's bytes into those of its tensors."""
-        cuts, start = [], 0
-        for tensor in self.tensors:
-            cuts.append((tensor, view[start : start + tensor.nbytes]))
-            start += tensor.nbytes
-        return cuts
+def _spread(
+    embedding: HostEmbedding, table: TableVerdict, group: ProcessGroup | None
+) -> HostEmbedding | ShardedEmbedding:
+    return embedding if group is None else ShardedEmbedding(embedding, count_rows(table), group)
 
 
-def _check_room(checkpoint: Checkpoint, parts: Mapping[str, _Part], options: HostOptions) -> None:
+def _rows_of(table: TableVerdict, options: HostOptions) -> tuple[int, int] | None:
+    """Return `(start, length)` of the rows of a table that this process holds; None for all."""
+    if options.group is not None:
+        return rank_range(table, options.group.rank(), options.group.size())
+    return token_range(table, options.vocab_range)
+
+
+def _check_room(checkpoint: Checkpoint, parts: Mapping[str, TableRows], options: HostOptions) -> None:
     # What is shared may be there already; if it is not, its own module looks for room.
     limits = HostLimits(None, None, None, is_wsl=False) if options.is_shared else read_host_limits()
     check_pin_budget(
@@ -138,17 +157,18 @@ def _check_room(checkpoint: Checkpoint, parts: Mapping[str, _Part], options: Hos
     )
 
 
-def _fill(checkpoint: Checkpoint, targets: Iterable[tuple[_Part, memoryview]], options: HostOptions) -> None:
+def _fill(checkpoint: Checkpoint, targets: Iterable[tuple[TableRows, memoryview]], options: HostOptions) -> None:
     if options.is_dummy:
         for part, view in targets:
             if part.nbytes:
-                fill_dummy(torch.frombuffer(view, dtype=torch.uint8), part.whole)
+                fill_dummy(torch.frombuffer(view, dtype=torch.uint8), part.as_one)
         return
-    requests = [(tensor.name, cut) for part, view in targets for tensor, cut in part.cut(view)]
+    cuts = [cut for part, view in targets for cut in part.iter_cuts(view)]
+    requests = [(tensor.name, view, offset) for tensor, view, offset in cuts]
     checkpoint.read_many(requests, num_threads=options.num_threads)
 
 
-def _open_shared(checkpoint: Checkpoint, part: _Part, options: HostOptions) -> SharedSegment:
+def _open_shared(checkpoint: Checkpoint, part: TableRows, options: HostOptions) -> SharedSegment:
     def fill(view: memoryview) -> None:
         _fill(checkpoint, [(part, view)], options)
         if not options.is_dummy:
@@ -168,11 +188,11 @@ def _open_shared(checkpoint: Checkpoint, part: _Part, options: HostOptions) -> S
     )
 
 
-def _identity(checkpoint: Checkpoint, part: _Part, *, is_dummy: bool) -> str:
+def _identity(checkpoint: Checkpoint, part: TableRows, *, is_dummy: bool) -> str:
     """Return what tells a table's content from every other: by checksum, or by the state of the files that hold it."""
     tensors = []
     for tensor in part.tensors:
-        entry: dict[str, Any] = {"dtype": tensor.dtype, "shape": tensor.shape, "ggml_type": part.whole.ggml_type}
+        entry: dict[str, Any] = {"dtype": tensor.dtype, "shape": tensor.shape, "ggml_type": part.as_one.ggml_type}
         if not is_dummy and tensor.xxh3_64:
             entry["xxh3_64"] = tensor.xxh3_64
         elif not is_dummy:
@@ -184,18 +204,18 @@ def _identity(checkpoint: Checkpoint, part: _Part, *, is_dummy: bool) -> str:
     return json.dumps({"table": part.table.name, "is_dummy": is_dummy, "tensors": tensors})
 
 
-def _check_sums(checkpoint: Checkpoint, part: _Part, view: memoryview) -> None:
+def _check_sums(checkpoint: Checkpoint, part: TableRows, view: memoryview) -> None:
     """Hold what was read against recorded checksums: other processes will take it for that."""
-    for tensor, cut in part.cut(view):
+    for tensor, cut, _ in part.iter_cuts(view):
         found = xxhash.xxh3_64(cut).hexdigest() if tensor.xxh3_64 else None
         if found != tensor.xxh3_64:
             problem = f"checksum is {found}, the index says {tensor.xxh3_64}"
             raise CheckpointError(checkpoint.source, tensor.name, problem)
 
 
-def _check_samples(checkpoint: Checkpoint, part: _Part, view: memoryview) -> None:
+def _check_samples(checkpoint: Checkpoint, part: TableRows, view: memoryview) -> None:
     """Compare samples of what another process has filled in with the own file."""
-    for tensor, cut in part.cut(view):
+    for tensor, cut, _ in part.iter_cuts(view):
         sample = bytearray(min(_SAMPLE_NBYTES, tensor.nbytes))
         last = tensor.nbytes - len(sample)
         for offset in sorted({last * number // (_NUM_SAMPLES - 1) for number in range(_NUM_SAMPLES)}):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,9 @@ from ftw.host_tables import HostOptions, load_host_tables, make_embedding
 from ftw.memory import MemoryReport, MemoryWatch
 from ftw.pin_budget import parse_limit
 from ftw.placement import plan_placement, refusal
+from ftw.sharded_embedding import all_or_none, resolve_group
 from ftw.staging import DummyStage, FileStage
+from ftw.table_rows import check_vocab_range
 from ftw.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -24,8 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
+    from torch.distributed import ProcessGroup
+
     from ftw.config import ModelConfig
     from ftw.embedding import HostEmbedding
+    from ftw.sharded_embedding import ShardedEmbedding
     from ftw.staging import Stage
 
 _log = logging.getLogger("ftw")
@@ -52,10 +57,11 @@ class LoadedModel:
         verdict: Verdict,
         device: torch.device,
         dtype: torch.dtype | None,
-        tables: Mapping[str, HostEmbedding],
+        tables: Mapping[str, HostEmbedding | ShardedEmbedding],
         memory: MemoryReport,
         *,
         is_dummy: bool = False,
+        vocab_range: tuple[int, int] | None = None,
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.verdict = verdict
@@ -66,13 +72,16 @@ class LoadedModel:
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._is_dummy = is_dummy
+        self._vocab_range = vocab_range
         self._device_embedding: HostEmbedding | None = None
         self._device_table: torch.Tensor | None = None
         self._closed = False
 
     @property
-    def embedding(self) -> HostEmbedding:
+    def embedding(self) -> HostEmbedding | ShardedEmbedding:
         """The token embedding. One that stays on the GPU is loaded there on first use, and `weights` yields that copy.
+
+        There it is whole, on every rank; `vocab_range` holds for its lookups all the same.
 
         Raises:
             NotEligibleError: The checkpoint has no token embedding whose rows can be looked up.
@@ -88,7 +97,10 @@ class LoadedModel:
             with self._stage() as stage:
                 tensor = stage.load(self._checkpoint, self._checkpoint.tensors[table.name])
             self._device_table = tensor
-            self._device_embedding = make_embedding(table, tensor, self.device, self._dtype, placement="gpu")
+            start, length = self._vocab_range or (0, tensor.shape[0])
+            own: dict[str, Any] = {"placement": "gpu", "vocab_range": self._vocab_range}
+            rows = tensor[start : start + length]
+            self._device_embedding = make_embedding(self._checkpoint, table, rows, self.device, self._dtype, **own)
         return self._device_embedding
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -151,6 +163,9 @@ def load(
     max_pinned_bytes: int | str | None = None,
     huge_pages: bool = True,
     num_threads: int | None = None,
+    tp: ProcessGroup | bool | None = None,
+    vocab_range: tuple[int, int] | None = None,
+    hot_bytes: int | str | None = None,
 ) -> LoadedModel:
     """Load a checkpoint for serving.
 
@@ -168,36 +183,76 @@ def load(
             the host has available; a limit of yours takes the place of that, as some hosts' memory grows with use.
         huge_pages: Ask for pages of 2 MiB for large tables; on some kernels their allocation is slow.
         num_threads: How many threads read tables; None for as many as there are processors, 6 to 8.
+        tp: Spread host tables by their rows over the ranks of this group, True for the default one: each reads and
+            page-locks its own, and a lookup, which all ranks do together, ends in an all_reduce. All ranks load
+            together, too, and fail together. A table that stays on the GPU is whole on each.
+        vocab_range: `(start, length)`, for an engine with collectives of its own: read only the rows of these token
+            ids; every other id gives zeros. Holds for token and per-layer embeddings; n-gram tables stay whole.
+        hot_bytes: Keep the rows of the token embedding that are used most on the device, as many as fit into these
+            bytes, or a size such as "64MiB"; lookups count, and `embedding.update_hot_rows()` chooses.
 
     Raises:
+        FtwError: With `tp`, another rank could not load.
         NotEligibleError: `embed` is "host" and the token embedding may not leave the GPU.
         SourceNotFoundError: There is no checkpoint of that name.
         CheckpointError: It is broken.
         PinError: The tables don't fit into host memory or the limit, or the driver refused to page-lock one.
         SharedMemoryError: Shared memory holds another table in its place, or has no room.
         DeviceError: torch has no such device.
-        ValueError: `embed` or `share` is none of its choices, `dtype` no floating-point type of torch, or
-            `max_pinned_bytes` no size.
+        ValueError: `embed` or `share` is none of its choices, `dtype` no floating-point type of torch,
+            `max_pinned_bytes` no size, `tp` no group of this process, `vocab_range` outside of the table, or one of
+            these two stands beside what it cannot go with.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype is {dtype!r}, a floating-point dtype of torch or None is needed")
     if share not in SHARES:
         raise ValueError(f"share is {share!r}, allowed are 'node' and None")
-    options = HostOptions(share == "node", dummy, parse_limit(max_pinned_bytes), huge_pages, num_threads)
+    group = resolve_group(tp)
+    _check_cut(embed, share, has_group=group is not None, has_range=vocab_range is not None)
+    limit = parse_limit(max_pinned_bytes)
+    options = HostOptions(share == "node", dummy, limit, huge_pages, num_threads, group, vocab_range, hot_bytes)
     where = resolve_device(device)
     with contextlib.ExitStack() as stack:
-        checkpoint = stack.enter_context(open_checkpoint(source, headers_only=dummy))
-        verdict = judge(checkpoint)
-        placement = plan_placement(verdict, embed, checkpoint.source)
-        if embed == "auto" and placement.placement == "gpu":
-            _log.warning("%s: the token embedding stays on the GPU: %s", checkpoint.source, placement.reason)
-        with MemoryWatch(where) as watch:
-            tables = load_host_tables(checkpoint, placement.host_tables, where, dtype, options)
-            for table in tables.values():
-                stack.callback(table.close)
-            is_gpu = where.type == "cuda"
-            nbytes = {name: table.pinned_nbytes if is_gpu else table.table.nbytes for name, table in tables.items()}
-            report = watch.report(placement.placement, placement.reason, nbytes)
-        model = LoadedModel(checkpoint, verdict, where, dtype, tables, report, is_dummy=dummy)
+        with all_or_none(group, where, str(source)):
+            model = _load(source, embed, where, dtype, options, stack)
         stack.pop_all()
     return model
+
+
+def _load(
+    source: str | os.PathLike[str],
+    embed: str,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    options: HostOptions,
+    stack: contextlib.ExitStack,
+) -> LoadedModel:
+    """Load a checkpoint; `stack` gives back what that took."""
+    checkpoint = stack.enter_context(open_checkpoint(source, headers_only=options.is_dummy))
+    verdict = judge(checkpoint)
+    if options.vocab_range is not None:
+        check_vocab_range(verdict.token_embedding, options.vocab_range)
+    placement = plan_placement(verdict, embed, checkpoint.source)
+    if embed == "auto" and placement.placement == "gpu":
+        _log.warning("%s: the token embedding stays on the GPU: %s", checkpoint.source, placement.reason)
+    with MemoryWatch(device) as watch:
+        tables = load_host_tables(checkpoint, placement.host_tables, device, dtype, options)
+        for table in tables.values():
+            stack.callback(table.close)
+        is_gpu = device.type == "cuda"
+        nbytes = {name: table.pinned_nbytes if is_gpu else table.table.nbytes for name, table in tables.items()}
+        report = watch.report(placement.placement, placement.reason, nbytes)
+    own: dict[str, Any] = {"is_dummy": options.is_dummy, "vocab_range": options.vocab_range}
+    return LoadedModel(checkpoint, verdict, device, dtype, tables, report, **own)
+
+
+def _check_cut(embed: str, share: str | None, *, has_group: bool, has_range: bool) -> None:
+    """Check what cutting tables by their rows goes with."""
+    if has_group and has_range:
+        raise ValueError("tp chooses each rank's rows itself, so vocab_range has to be None; give one of the two")
+    asked = "tp" if has_group else "vocab_range" if has_range else ""
+    if asked and share == "node":
+        why = "with share='node' each process of the host looks up all rows itself, and no collective is needed"
+        raise ValueError(f"{asked} cuts tables, share='node' does not: {why}; give one of the two")
+    if asked and embed == "gpu":
+        raise ValueError(f"{asked} cuts tables in host memory, embed='gpu' has none; 'host' or 'auto' is needed")

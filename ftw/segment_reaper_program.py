@@ -1,7 +1,7 @@
 """The reaper: a small process that waits until nobody uses a segment of shared memory, and removes its name then.
 
-It is run as a program, `python segment_reaper_program.py DESCRIPTOR PATH OWN_LOCK USERS_LOCK`, so it imports nothing but the
-standard library. The locks are `struct flock` in hexadecimal. A second reaper of one segment ends at once.
+It is run as a program, `python segment_reaper_program.py DESCRIPTOR PATH OWN_LOCK USERS_LOCK`, so it imports nothing
+but the standard library. The locks are `struct flock` in hexadecimal. A second reaper of one segment ends at once.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw import families
-from ftw.checkpoint import equal_tensors
 from ftw.config import TIE_KEY
 from ftw.names import find_token_embeddings
+from ftw.tensor_equality import equal_tensors
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint

@@ -103,25 +103,38 @@ def test_read_many_fills_a_buffer_for_each_tensor(tmp_path: Path) -> None:
     source = safetensors_file(tmp_path, nbytes)
     buffers = {name: bytearray(count) for name, count in nbytes.items()}
     with ftw.open_checkpoint(source) as checkpoint:
-        checkpoint.read_many(iter(reversed(buffers.items())), num_threads=3)
+        checkpoint.read_many(((name, buffers[name], 0) for name in reversed(buffers)), num_threads=3)
         checkpoint.read_many([])
         again = np.empty(1001, np.uint8)
-        checkpoint.read_many([("a", again)])
+        checkpoint.read_many([("a", again, 0)])
     assert b"".join(buffers.values()) == content(sum(nbytes.values()))
     assert again.tobytes() == buffers["a"]
 
 
-@pytest.mark.parametrize("size", [0, 1023, 1025], ids=str)
-def test_read_many_checks_every_size_before_it_reads(source: Path, size: int) -> None:
+def test_read_many_fills_runs_of_tensors(tmp_path: Path) -> None:
+    nbytes = {"a": 1001, "b": 9 << 20}
+    source = safetensors_file(tmp_path, nbytes)
+    whole = content(sum(nbytes.values()))
+    runs = [("b", 5 << 20, 4 << 20), ("a", 3, 500), ("b", 0, 1), ("a", 1001, 0), ("b", 4 << 20, 3 << 20)]
+    with ftw.open_checkpoint(source) as checkpoint:
+        requests = [(name, bytearray(length), start) for name, start, length in runs]
+        checkpoint.read_many(requests, num_threads=2)
+    for name, buffer, start in requests:
+        first = start + (1001 if name == "b" else 0)
+        assert buffer == whole[first : first + len(buffer)]
+
+
+@pytest.mark.parametrize(("size", "offset"), [(1025, 0), (1023, 2), (1, 1024), (3, -1)], ids=str)
+def test_read_many_checks_every_run_before_it_reads(source: Path, size: int, offset: int) -> None:
     untouched = bytearray(1024)
     with ftw.open_checkpoint(source) as checkpoint:
-        with pytest.raises(ftw.CheckpointError, match=f"a buffer of {size} bytes was given, it has 1024"):
-            checkpoint.read_many([(TABLE, untouched), (TABLE, bytearray(size))])
+        with pytest.raises(ftw.CheckpointError, match=f"bytes {offset} to {offset + size} were asked for, it has 1024"):
+            checkpoint.read_many([(TABLE, untouched, 0), (TABLE, bytearray(size), offset)])
         with pytest.raises(ftw.UnknownTensorError, match="no tensor 'nope'"):
-            checkpoint.read_many([(TABLE, untouched), ("nope", bytearray(1))])
+            checkpoint.read_many([(TABLE, untouched, 0), ("nope", bytearray(1), 0)])
         checkpoint.close()
         with pytest.raises(ftw.ClosedError):
-            checkpoint.read_many([(TABLE, untouched)])
+            checkpoint.read_many([(TABLE, untouched, 0)])
     assert untouched == bytearray(1024)
 
 

@@ -9,10 +9,15 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
+from gguf import GGMLQuantizationType, GGUFValueType
+from gguf_builder import random_blocks, write_gguf
+from packed_tables import assert_equal_rows
 from test_pinned import FakeDriver
 
 import ftw
@@ -52,6 +57,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(loader, "resolve_device", lambda device: GPU)
     monkeypatch.setattr(memory, "snapshot", lambda device: nothing)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))  # sampled beside the snapshots
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(pinned, "numa_node_of", lambda device: None)
     monkeypatch.setattr(pinned, "load_driver", fake.as_driver)
@@ -303,3 +309,100 @@ sys.stdin.read()
             child.wait()
             assert model.embedding(torch.tensor([5])).float().sum().item() == found
             assert len(list(folder.iterdir())) == 1
+
+
+def ngram_parts(rows: tuple[int, ...], columns: int = 6) -> dict[str, torch.Tensor]:
+    """Return an n-gram table cut along its rows, whose parts stand in no order."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = reversed(range(len(rows)))
+    return {
+        f"model.ngram_embedding.shard_{number}.weight": torch.randn(rows[number], columns, generator=generator)
+        for number in numbers
+    }
+
+
+@pytest.mark.parametrize("rows", [(5, 3), (1, 1, 1), (700, 3, 650, 1)], ids=str)
+def test_ngram_table_of_several_tensors_is_one(tmp_path: Path, rows: tuple[int, ...]) -> None:
+    parts = ngram_parts(rows)
+    table = torch.cat(list(reversed(parts.values())))
+    source = write_checkpoint(tmp_path / "m", {**llama_tensors(), **parts}, llama_config())
+    borders = [sum(rows[:count]) for count in range(len(rows) + 1)]
+    ids = torch.tensor([border + step for border in borders for step in (-1, 0, 1)])
+    is_inside = (ids >= 0) & (ids < len(table))
+    wanted = table[ids.where(is_inside, 0)] * is_inside[:, None]
+    with ftw.load(source, embed="host", device="cpu") as model:
+        embedding = model.tables["model.ngram_embedding"]
+        assert equal_bits(embedding.table, table)
+        assert torch.equal(embedding(ids), wanted)
+        assert not parts.keys() & dict(model.weights()).keys()
+
+
+PER_LAYER = {"num_hidden_layers": 3, "hidden_size_per_layer_input": 4}  # for rows of 12
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        pytest.param({"text_config": PER_LAYER}, 3, id="composite"),
+        pytest.param(PER_LAYER, 3, id="text-only"),
+        pytest.param({**PER_LAYER, "num_hidden_layers": 4}, None, id="other-layers"),
+        pytest.param({**PER_LAYER, "hidden_size_per_layer_input": 5}, None, id="other-width"),
+        pytest.param({"num_hidden_layers": 3}, None, id="no-width"),
+        pytest.param({"num_hidden_layers": ..., "hidden_size_per_layer_input": 4}, None, id="no-layers"),
+        pytest.param({**PER_LAYER, "hidden_size_per_layer_input": "4"}, None, id="text"),
+        pytest.param({**PER_LAYER, "hidden_size_per_layer_input": -4}, None, id="negative"),
+    ],
+)
+def test_per_layer_table_has_a_slice_for_each_layer(tmp_path: Path, config: dict[str, Any], wanted: int | None) -> None:
+    name = "model.language_model.embed_tokens_per_layer.weight"
+    table = torch.randn(10, 12).to(torch.bfloat16)
+    source = write_checkpoint(tmp_path / "m", {**llama_tensors(), name: table}, llama_config(**config))
+    with ftw.load(source, embed="host", device="cpu") as model:
+        assert model.tables[name].num_slices == wanted
+        assert model.embedding.num_slices is None
+        ids = torch.tensor([[3, 9], [10, 0]])
+        if wanted is None:
+            with pytest.raises(ftw.LookupArgumentError, match="layer"):
+                model.tables[name](ids, layer=0)
+        else:
+            whole = model.tables[name](ids)
+            slices = [model.tables[name](ids, layer=layer) for layer in range(wanted)]
+            assert torch.equal(torch.stack(slices, dim=-2), whole.view(2, 2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "layers", "columns", "wanted"),
+    [
+        pytest.param("Q8_0", 64, 2, 128, 2, id="Q8_0"),
+        pytest.param("Q6_K", 256, 2, 512, 2, id="Q6_K"),
+        pytest.param("Q6_K", 128, 4, 512, None, id="inside-a-block"),
+        pytest.param("F16", 33, 3, 99, 3, id="F16"),
+        pytest.param("Q8_0", 64, 3, 128, None, id="other-layers"),
+    ],
+)
+def test_per_layer_table_of_a_gguf_has_slices(
+    tmp_path: Path, kind: str, width: int, layers: int, columns: int, wanted: int | None
+) -> None:
+    ggml_type = GGMLQuantizationType[kind]
+    name = "per_layer_token_embd.weight"
+    tensors = {
+        "token_embd.weight": random_blocks(GGMLQuantizationType.Q8_0, rows=10),
+        "output.weight": random_blocks(GGMLQuantizationType.Q8_0, rows=10, seed=1),
+        name: random_blocks(ggml_type, rows=10, blocks=columns // gguf.GGML_QUANT_SIZES[ggml_type][0]),
+    }
+    kvs = {
+        "gemma3n.block_count": (GGUFValueType.UINT32, layers),
+        "gemma3n.embedding_length": (GGUFValueType.UINT32, 64),
+        "gemma3n.embedding_length_per_layer_input": (GGUFValueType.UINT32, width),
+    }
+    source = write_gguf(tmp_path / "m.gguf", tensors, kvs, architecture="gemma3n")
+    ids = torch.tensor([0, 9, 10, 4])
+    ftw.convert(source, tmp_path / "out", embed="host")
+    for path in (source, tmp_path / "out"):
+        with ftw.load(path, embed="host", device="cpu") as model:
+            assert model.tables[name].num_slices == wanted
+            if wanted is not None:
+                whole = model.tables[name](ids)
+                for layer in range(wanted):
+                    found = model.tables[name](ids, layer=layer)
+                    assert_equal_rows(found, whole[:, layer * width : (layer + 1) * width])
