@@ -69,10 +69,11 @@ class EagerLookup:
             columns = None  # the whole row, for which the kernels are simpler
         target = out if self._is_direct else None
         key = self._key(ids, columns, target) if ids.is_cuda else None
-        if key is not None and key in self._kept:
+        kept = None if key is None else self._kept.find(key)
+        if kept is not None:
             width = layout.columns if columns is None else columns[1]
             rows = make_out(self._name, ids, width, layout.row_dtype, target)
-            self._kept.launch(key, ids, rows)
+            kept.launch(ids.data_ptr(), rows.data_ptr())
         else:
             rows = self._first(key, ids, columns, target)
         if self._is_direct:

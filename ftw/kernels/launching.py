@@ -6,6 +6,7 @@ On an H200's host Triton's call of a kernel costs 15 to 25 µs of Python, a laun
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -45,6 +46,10 @@ class Launcher:
     def __init__(self) -> None:
         self._compiled: dict[Hashable, Any] = {}
 
+    def compiled(self, key: Hashable) -> Any:
+        """Return what was compiled under a key; None where nothing was."""
+        return self._compiled.get(key)
+
     def launch(self, launch: Launch, key: Hashable) -> None:
         """Launch on the current device and stream; through Triton, which compiles, where the key is new.
 
@@ -59,6 +64,51 @@ class Launcher:
         compiled = launch_once(launch)
         if compiled is not None:  # Triton's interpreter compiles nothing
             self._compiled[key] = compiled
+
+
+class Bound:
+    """What Triton has compiled for a launch, with all arguments but two, which are addresses.
+
+    It goes round all that `CompiledKernel.__getitem__` does for hooks where there are none: making a dictionary of the
+    launch and calling two chains of nothing. Tensors on the device are bound as their addresses, as which Triton's
+    launchers take them without asking the driver where they lie; the binding keeps them alive.
+    """
+
+    __slots__ = ("_arguments", "_at", "_compiled", "_constants", "_device", "_grid", "_keeps", "_run")
+
+    def __init__(self, compiled: Any, launch: Launch, at: tuple[int, int], device: int) -> None:
+        self._compiled = compiled
+        self._grid = launch.grid
+        self._constants = launch.constants
+        self._at = at
+        self._device = device
+        self._keeps = launch.arguments
+        self._run = getattr(compiled, "run", None)
+        self._arguments = [
+            argument.data_ptr() if isinstance(argument, torch.Tensor) and argument.is_cuda else argument
+            for argument in launch.arguments
+        ]
+
+    def launch(self, first: int, second: int) -> None:
+        """Launch on the device, which is the current one, and its current stream, with two addresses filled in."""
+        arguments = self._arguments.copy()
+        arguments[self._at[0]] = first
+        arguments[self._at[1]] = second
+        if self._run is None or _has_hooks():
+            self._compiled[self._grid](*arguments, *self._constants)
+            return
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        function, metadata = self._compiled.function, self._compiled.packed_metadata
+        self._run(*self._grid, stream, function, metadata, None, None, None, *arguments, *self._constants)
+
+
+def _has_hooks() -> bool:
+    """Tell whether somebody, such as a profiler, wants to be called at each launch; true where Triton does not tell."""
+    runtime = getattr(getattr(sys.modules.get("triton"), "knobs", None), "runtime", None)
+    if runtime is None:
+        return True
+    hooks = (runtime.launch_enter_hook, runtime.launch_exit_hook)
+    return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
 
 
 def launch_all(launches: list[Launch], launcher: Launcher | None, device: int | None) -> None:
