@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import make_console
+from .plot import check_plot, plot_bars, plot_lookups
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,14 +33,28 @@ def bench_command(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")
     ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the figures; needs matplotlib.")] = None,
 ) -> None:
     """Measure on this machine, beside a limit or a peer; scratch files go into the current folder."""
+    if plot is not None:
+        check_plot(plot)
     environment = importlib.import_module("ftw.bench.environment")
     module = importlib.import_module(f"ftw.bench.{subject.value}")
     result = {"bench": subject.value, "environment": environment.describe_environment(), **module.run()}
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     _print_result(result)
+    if plot is not None:
+        _plot_result(result, plot)
+
+
+def _plot_result(result: dict[str, Any], path: Path) -> None:
+    """Draw the first table of a result: lookups as lines, anything else as bars of its first figure."""
+    rows = next(value for value in result.values() if isinstance(value, list))
+    if result["bench"] == Subject.lookup.value:
+        plot_lookups(rows, path)
+    else:
+        plot_bars(rows, next(name for name, value in rows[0].items() if not isinstance(value, str)), path)
 
 
 def _print_result(result: dict[str, Any]) -> None:

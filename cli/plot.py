@@ -1,16 +1,18 @@
-"""Pictures: how a GPU's memory is spent, before and after its lookup tables have left it."""
+"""Pictures: how a GPU's memory is spent, before and after its lookup tables have left it, and what was measured."""
 
 from __future__ import annotations
 
 import io
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftw.errors import OutputError, printable
 from ftw.writer import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from matplotlib.figure import Figure
 
     from ftw.report import Report
 
@@ -38,14 +40,10 @@ def check_plot(path: Path) -> None:
 
 def plot_budget(report: Report, path: Path) -> None:
     """Draw the budget of a report as two stacked bars, labelled in GiB; `check_plot` has passed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     budget = report.budget
     if budget is None:
         raise ValueError("the report has no budget, inspect with vram_bytes")
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _make_figure(7, 5)
     axes = figure.add_subplot()
     for place, share in enumerate((budget.before, budget.after)):
         parts = (budget.weights_bytes, share.table_bytes, max(share.left_bytes, 0))
@@ -62,6 +60,61 @@ def plot_budget(report: Report, path: Path) -> None:
     title = f"{printable(report.source)}: {budget.vram_bytes / _GIB:.2f} GiB of VRAM"
     axes.set_title(title, parse_math=False)  # dollar signs in a path are no formula
     figure.legend(loc="outside lower center", ncols=len(_COLOURS))
+    _save(figure, path)
+
+
+def plot_lookups(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the time of lookups over the number of ids, a panel for each table and distribution, a line for each way."""
+    panels = list(dict.fromkeys((row.get("table", ""), row.get("drawn", "")) for row in rows))
+    columns = min(2, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = _make_figure(6 * columns, 3.6 * lines)
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    for number, panel in enumerate(panels):
+        axes = figure.add_subplot(lines, columns, number + 1)
+        for place, way in enumerate(ways):
+            points = [
+                (row["ids"], row.get("graph_us", row["eager_us"]))
+                for row in rows
+                if (row.get("table", ""), row.get("drawn", "")) == panel and row["way"] == way
+            ]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", color=f"C{place}", label=way)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_title(", ".join(filter(None, panel)) or "lookups", fontsize=10)
+        axes.set_xlabel("ids")
+        axes.set_ylabel("µs")
+        axes.grid(alpha=0.3)
+        if not number:
+            axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def plot_bars(rows: list[dict[str, Any]], value: str, path: Path) -> None:
+    """Draw one figure of each row as a bar, labelled by the words of the row."""
+    figure = _make_figure(8, 1 + 0.35 * len(rows))
+    axes = figure.add_subplot()
+    labels = [", ".join(text for text in row.values() if isinstance(text, str)) for row in rows]
+    places = range(len(rows))
+    bars = axes.barh(places, [row[value] for row in rows], color=_COLOURS["weights"])
+    axes.bar_label(bars, fontsize=8, padding=2)
+    axes.set_yticks(places, labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(value.replace("_", " "))
+    _save(figure, path)
+
+
+def _make_figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
     picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # drawn as a box; the file is whole

@@ -108,4 +108,4 @@ class EagerLookup:
 
     def _is_distinct(self, count: int) -> bool:
         """Whether so many ids are fetched distinctly: by shape alone, so that a captured graph stays right."""
-        return self._is_on_host and prefers_distinct(count)
+        return self._is_on_host and prefers_distinct(count, has_hot=self._hot is not None)

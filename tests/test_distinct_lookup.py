@@ -127,3 +127,5 @@ def test_distinct_ids_are_preferred_by_number_alone() -> None:
     assert not prefers_distinct(0)
     assert not prefers_distinct(distinct._MIN_IDS - 1)
     assert prefers_distinct(distinct._MIN_IDS)
+    assert not prefers_distinct(distinct._MIN_IDS, has_hot=True)
+    assert prefers_distinct(distinct._MIN_IDS_BESIDE_HOT, has_hot=True)

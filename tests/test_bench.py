@@ -1,0 +1,72 @@
+"""The command of benchmarks, its pictures, and the ids that it draws."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ftw.bench.ids import Ids
+from ftw.cli.main import main
+
+LOOKUPS = [
+    {"table": "bf16 [9, 8]", "drawn": drawn, "ids": ids, "way": way, "graph_us": ids / 3, "eager_us": 9.0}
+    for drawn in ("uniform", "zipf")
+    for ids in (1, 16)
+    for way in ("plain", "hot")
+]
+
+
+@pytest.mark.parametrize(
+    ("subject", "result"),
+    [
+        ("lookup", {"copy_engine_gb_per_s": 55.0, "rows": LOOKUPS}),
+        ("load", {"table_nbytes": 1, "table": [{"way": "ftw", "cache": "cold", "seconds": 0.5, "of_best": 1.1}]}),
+        ("convert", {"rows": [{"way": "ftw", "seconds": 0.5}]}),
+        ("inspect", {"rows": [{"way": "ftw", "seconds": 0.5, "peak_mib": 3}]}),
+    ],
+    ids=["lookup", "load", "convert", "inspect"],
+)
+def test_figures_are_printed_written_and_drawn(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    subject: str,
+    result: dict[str, object],
+) -> None:
+    monkeypatch.setitem(sys.modules, f"ftw.bench.{subject}", SimpleNamespace(run=lambda: result))
+    figures, picture = tmp_path / "figures.json", tmp_path / "picture.png"
+    assert main(["bench", subject, "--json", str(figures), "--plot", str(picture)]) == 0
+    written = json.loads(figures.read_text())
+    assert {key: written[key] for key in result} == result
+    assert written["bench"] == subject
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "date" in capsys.readouterr().out
+
+
+def test_picture_that_cannot_be_drawn_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = SimpleNamespace(run=lambda: pytest.fail("measured"))
+    monkeypatch.setitem(sys.modules, "ftw.bench.lookup", measured)
+    assert main(["bench", "lookup", "--plot", str(tmp_path / "picture.doc")]) == 1
+    assert "suffix is '.doc'" in capsys.readouterr().err
+
+
+def test_zipf_ids_are_spread_as_words_are() -> None:
+    ids = Ids(151_936, torch.device("cpu"))
+    drawn = ids.draw("zipf", 8192)
+    assert 3700 < drawn.unique().numel() < 4000
+    first = ids.by_rank[0]
+    assert 550 < (drawn == first).sum() < 780  # 8192 / H(151936), give or take
+    ids.shift()
+    assert (ids.draw("zipf", 8192) == first).sum() < 20
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "zipf"])
+def test_ids_are_inside_the_table(distribution: str) -> None:
+    drawn = Ids(7, torch.device("cpu")).draw(distribution, 5000)
+    assert drawn.dtype == torch.int64
+    assert set(drawn.tolist()) == set(range(7))
