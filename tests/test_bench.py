@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from ftw.bench.ids import Ids
 from ftw.cli.main import main
 
