@@ -8,6 +8,8 @@ peak memory beside the destination is 4 MiB a thread.
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 import threading
 from collections import Counter, deque
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 # Jobs of 2 to 8 MiB were alike; cached bytes took 1.3 of the time by jobs of 16 (2 cores, 2026-11-30).
 JOB_NBYTES = 4 << 20
-_MIN_THREADS, _MAX_THREADS = 6, 8
+_MIN_DEFAULT_THREADS, _MAX_DEFAULT_THREADS = 6, 8
+_MAX_THREADS = 64
 
 
 class Part(NamedTuple):
@@ -39,13 +42,28 @@ def default_num_threads() -> int:
     A thread waits for the disk or moves bytes. Cold, 0.95 GiB at an unaligned offset took 1.06 to 1.20 of the time of
     O_DIRECT without a copy by 2 threads, 1.02 to 1.14 by 4, 0.98 to 1.12 by 6 (2 busy cores, virtual disk; 2026-11-30).
     """
-    return min(max(len(os.sched_getaffinity(0)), _MIN_THREADS), _MAX_THREADS)
+    return min(max(len(os.sched_getaffinity(0)), _MIN_DEFAULT_THREADS), _MAX_DEFAULT_THREADS)
+
+
+def parse_num_threads(value: int | None) -> int:
+    """Return how many threads read where a caller asks for `value`, `default_num_threads` for None; at most 64.
+
+    Raises:
+        ValueError: It is no number of threads.
+    """
+    if value is None:
+        return default_num_threads()
+    count = operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else 0
+    if count < 1:
+        raise ValueError(f"num_threads is {value!r}, 1 or more are needed, or None")
+    return min(count, _MAX_THREADS)
 
 
 def read_parts(parts: Iterable[Part], *, num_threads: int | None = None) -> None:
     """Fill the view of each part, in no particular order; views must not overlap.
 
-    The caller's thread is one of the threads, `default_num_threads` for None. The first error ends the reading: what
+    The caller's thread is one of the threads, `default_num_threads` for None; where the system lets no more be started,
+    those there are go on. The first error ends the reading: what
     the views hold then is undefined, and no thread, descriptor or bounce buffer is left. Parts of files on the hub are
     read after the others, one by one.
 
@@ -54,9 +72,7 @@ def read_parts(parts: Iterable[Part], *, num_threads: int | None = None) -> None
         OSError: The disk fails; it names the file.
         ValueError: `num_threads` is below 1.
     """
-    num_threads = default_num_threads() if num_threads is None else num_threads
-    if num_threads < 1:
-        raise ValueError(f"num_threads is {num_threads}, at least 1 is needed")
+    num_threads = parse_num_threads(num_threads)
     parts = [part for part in parts if part.view]
     numbers: dict[WeightFile, int] = {}
     local = [part for part in parts if isinstance(part.file, WeightFile)]
@@ -83,8 +99,11 @@ def _run(jobs: _Jobs, num_threads: int) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(num_threads - 1, "ftw-read") as pool:
+            others = []
             try:
-                others = [pool.submit(jobs.run) for _ in range(num_threads - 1)]
+                with contextlib.suppress(RuntimeError):  # no further thread can be started ("ulimit -u", "pids.max")
+                    for _ in range(num_threads - 1):
+                        others.append(pool.submit(jobs.run))
                 jobs.run()
                 while others:  # emptied: an error that a future here held on to would keep itself and the views alive
                     others.pop().result()

@@ -50,11 +50,6 @@ class HostLimits:
     memlock: int | None
     is_wsl: bool
 
-    @property
-    def room(self) -> int | None:
-        """Bytes that can still be taken; None where nothing is known."""
-        return min((nbytes for nbytes in (self.available, self.cgroup_free) if nbytes is not None), default=None)
-
     def describe(self) -> str:
         """Return one line for messages that says what is free, and what else stands in the way of page-locking."""
         free = []

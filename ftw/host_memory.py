@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import os
+import weakref
 from typing import Protocol
 
 from ftw.numa import place_pages
 
 PAGE_NBYTES = mmap.PAGESIZE
 HUGE_PAGE_NBYTES = 2 << 20
+_WIPE_ON_FORK, _KEEP_ON_FORK = 18, 19  # of madvise(2), Linux 4.14
 
 
 class Memory(Protocol):
@@ -89,10 +92,52 @@ class HostMemory:
         """Return the bytes asked for, writable."""
         return self._view[: self.nbytes] if self._view is not None else memoryview(bytearray())
 
+    def withhold(self) -> None:
+        """Keep the bytes from processes that are forked from now on: one that reads or writes them ends with SIGSEGV.
+
+        The kernel would copy page-locked pages for each of them, and split huge ones. MADV_DONTFORK would do too, but
+        leave the addresses free in the child, whose own memory there would go when it drops the mapping.
+        """
+        self._advise(_WIPE_ON_FORK)
+        _withheld.add(self)
+
+    def give_to_forks(self) -> None:
+        """End `withhold`."""
+        _withheld.discard(self)
+        self._advise(_KEEP_ON_FORK)
+
+    def deny(self) -> None:
+        """Let nobody in this process read or write the bytes any more."""
+        mapping = self._mapping
+        if mapping is not None:
+            protect = ctypes.CDLL(None).mprotect
+            protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+            protect(address_of(memoryview(mapping)), len(mapping), 0)
+
     def close(self) -> None:
         """Drop the mapping; it is unmapped with its last view."""
         self._view = None
         self.address = 0
+
+    @property
+    def _mapping(self) -> mmap.mmap | None:
+        return self._view.obj if self._view is not None else None  # type: ignore[return-value]
+
+    def _advise(self, advice: int) -> None:
+        if self._mapping is not None:
+            with contextlib.suppress(OSError):  # a kernel that cannot do it: forks copy the pages, as ever
+                self._mapping.madvise(advice)
+
+
+_withheld: weakref.WeakSet[HostMemory] = weakref.WeakSet()  # what a process forks is a fact of the process
+
+
+def _deny_withheld() -> None:
+    for memory in list(_withheld):
+        memory.deny()
+
+
+os.register_at_fork(after_in_child=_deny_withheld)
 
 
 def address_of(view: memoryview) -> int:

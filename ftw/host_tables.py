@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 
 _NUM_SAMPLES = 16
 _SAMPLE_NBYTES = 16 << 10
+_NOT_ASKED = HostLimits(None, None, None, is_wsl=False)
+
+_log = logging.getLogger("ftw")
 
 
 class HostOptions(NamedTuple):
@@ -53,9 +57,9 @@ class HostOptions(NamedTuple):
     Attributes:
         is_shared: One copy for all processes of this host.
         is_dummy: Random values instead of the file's.
-        max_pinned_bytes: What the process may page-lock in all; None for what the host has.
+        max_pinned_bytes: Page-locked bytes that tables may bring the process to; None for what the host has.
         huge_pages: Ask for pages of 2 MiB.
-        num_threads: That read at a time; None for as many as there are processors, 6 to 8.
+        num_threads: That read at a time; None for as many as there are processors, but 6 to 8; at most 64.
         group: Over whose ranks every table is spread, by its rows.
         vocab_range: `(start, length)` of the token ids whose rows are wanted.
         hot_bytes: Of the token embedding's most used rows, which the device keeps.
@@ -86,7 +90,11 @@ def load_host_tables(
         SharedMemoryError: The host's copy is another table, or there is no room for it.
     """
     parts = {table.name: TableRows(checkpoint, table, _rows_of(table, options)) for table in tables}
-    _check_room(checkpoint, parts, options)
+    if options.is_shared and not parts:
+        _log.info("%s: share='node': no table leaves the GPU, so none is shared", printable(checkpoint.source))
+    asked = {name: align_up(part.nbytes, PAGE_NBYTES) for name, part in parts.items()}
+    # What is shared may be there already; who has to fill it looks for room then.
+    _check_room(checkpoint, asked, options, _NOT_ASKED if options.is_shared else read_host_limits())
     with contextlib.ExitStack() as stack:
         buffers: dict[str, PinnedBuffer] = {}
         for name, part in parts.items():
@@ -145,11 +153,9 @@ def _rows_of(table: TableVerdict, options: HostOptions) -> tuple[int, int] | Non
     return token_range(table, options.vocab_range)
 
 
-def _check_room(checkpoint: Checkpoint, parts: Mapping[str, TableRows], options: HostOptions) -> None:
-    # What is shared may be there already; if it is not, its own module looks for room.
-    limits = HostLimits(None, None, None, is_wsl=False) if options.is_shared else read_host_limits()
+def _check_room(checkpoint: Checkpoint, asked: Mapping[str, int], options: HostOptions, limits: HostLimits) -> None:
     check_pin_budget(
-        {name: align_up(part.nbytes, PAGE_NBYTES) for name, part in parts.items()},
+        asked,
         pinned_nbytes=count_pinned_bytes(),
         max_pinned_bytes=options.max_pinned_bytes,
         limits=limits,
@@ -178,18 +184,25 @@ def _open_shared(checkpoint: Checkpoint, part: TableRows, options: HostOptions) 
         if not options.is_dummy:
             _check_samples(checkpoint, part, view)
 
+    def check_room(nbytes: int) -> None:
+        _check_room(checkpoint, {part.table.name: nbytes}, options, read_host_limits())
+
     return open_segment(
         _identity(checkpoint, part, is_dummy=options.is_dummy),
         part.nbytes,
         fill,
         name=part.table.name,
         check=check,
+        check_room=check_room,
         huge_pages=options.huge_pages,
     )
 
 
 def _identity(checkpoint: Checkpoint, part: TableRows, *, is_dummy: bool) -> str:
-    """Return what tells a table's content from every other: by checksum, or by the state of the files that hold it."""
+    """Return what tells a table's content from every other: by checksum, or by the state of the files that hold it.
+
+    A table may have any number of tensors, and an identity is short, so that it has but a digest of them.
+    """
     tensors = []
     for tensor in part.tensors:
         entry: dict[str, Any] = {"dtype": tensor.dtype, "shape": tensor.shape, "ggml_type": part.as_one.ggml_type}
@@ -201,7 +214,9 @@ def _identity(checkpoint: Checkpoint, part: TableRows, *, is_dummy: bool) -> str
                 for extent in checkpoint.extents(tensor.name)
             ]
         tensors.append(entry)
-    return json.dumps({"table": part.table.name, "is_dummy": is_dummy, "tensors": tensors})
+    digest = xxhash.xxh3_128_hexdigest(json.dumps(tensors).encode())
+    kind = {"dtype": part.as_one.dtype, "shape": part.as_one.shape}
+    return json.dumps({"table": part.table.name, **kind, "is_dummy": is_dummy, "tensors": digest})
 
 
 def _check_sums(checkpoint: Checkpoint, part: TableRows, view: memoryview) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftw.bulk_read import parse_num_threads
 from ftw.checkpoint import Checkpoint, open_checkpoint
 from ftw.devices import resolve_device
 from ftw.errors import ClosedError, NotEligibleError, printable
@@ -179,10 +180,11 @@ def load(
             fills shared memory, the others take it, the last one's end frees it.
         dummy: Make tables and weights of random values instead of reading them, in the encodings, shapes and places of
             the real ones. Of a hub id headers alone are read; tensors are only where a verdict takes their bytes.
-        max_pinned_bytes: What this process may page-lock in all, as bytes or as a size such as "8GiB". None for what
-            the host has available; a limit of yours takes the place of that, as some hosts' memory grows with use.
+        max_pinned_bytes: Page-locked bytes that tables may bring this process to, as bytes or as a size such as "8GiB".
+            None for what the host has available; a limit of yours takes the place of that, as some hosts' memory grows
+            with use. What `weights` page-locks for as long as it runs, 32 MiB, comes on top.
         huge_pages: Ask for pages of 2 MiB for large tables; on some kernels their allocation is slow.
-        num_threads: How many threads read tables; None for as many as there are processors, 6 to 8.
+        num_threads: How many threads read tables; None for as many as there are processors, but 6 to 8; at most 64.
         tp: Spread host tables by their rows over the ranks of this group, True for the default one: each reads and
             page-locks its own, and a lookup, which all ranks do together, ends in an all_reduce. All ranks load
             together, too, and fail together. A table that stays on the GPU is whole on each.
@@ -200,8 +202,8 @@ def load(
         SharedMemoryError: Shared memory holds another table in its place, or has no room.
         DeviceError: torch has no such device.
         ValueError: `embed` or `share` is none of its choices, `dtype` no floating-point type of torch,
-            `max_pinned_bytes` no size, `tp` no group of this process, `vocab_range` outside of the table, or one of
-            these two stands beside what it cannot go with.
+            `max_pinned_bytes` no size, `num_threads` no whole number from 1 on, `tp` no group of this process,
+            `vocab_range` outside of the table, or one of these two stands beside what it cannot go with.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype is {dtype!r}, a floating-point dtype of torch or None is needed")
@@ -210,7 +212,8 @@ def load(
     group = resolve_group(tp)
     _check_cut(embed, share, has_group=group is not None, has_range=vocab_range is not None)
     limit = parse_limit(max_pinned_bytes)
-    options = HostOptions(share == "node", dummy, limit, huge_pages, num_threads, group, vocab_range, hot_bytes)
+    threads = parse_num_threads(num_threads)
+    options = HostOptions(share == "node", dummy, limit, huge_pages, threads, group, vocab_range, hot_bytes)
     where = resolve_device(device)
     with contextlib.ExitStack() as stack:
         with all_or_none(group, where, str(source)):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ftw.devices import resolve_device
 from ftw.host_memory import PAGE_NBYTES
 from ftw.pinned import count_pinned_bytes
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _SAMPLE_SECONDS = 0.005
+
+_log = logging.getLogger("ftw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,11 @@ def snapshot(device: torch.device | str | None = None) -> MemorySnapshot:
     """Measure the memory of a device, the current one where it is None, and of this process.
 
     An engine that sizes its caches after loading calls this: VRAM that a table has given back counts as free.
+
+    Raises:
+        DeviceError: torch has no such device.
     """
-    where = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)
+    where = resolve_device(device)
     free = allocated = reserved = 0
     if where.type != "cpu":
         free, _ = torch.cuda.mem_get_info(where)
@@ -90,12 +97,17 @@ class MemoryWatch:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._end = threading.Event()
+        # A daemon: a process may end while a thread of its own still loads.
         self._thread = threading.Thread(target=self._sample, name="ftw-memory", daemon=True)
+        self._problem: BaseException | None = None
 
     def __enter__(self) -> MemoryWatch:
         self.before = self._peak = snapshot(self._device)
         self._maxima = _read_maxima(self._device)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # too many threads are running
+            _log.warning("%s: memory: its peak is not sampled: %s", self._device, error)
         return self
 
     def __exit__(
@@ -104,8 +116,10 @@ class MemoryWatch:
         self._stop()
 
     def report(self, placement: str, reason: str, pinned_bytes: Mapping[str, int]) -> MemoryReport:
-        """End watching and return what was seen."""
+        """End watching and return what was seen; raise what ended the sampling before."""
         self._stop()
+        if self._problem is not None:
+            raise self._problem
         after = snapshot(self._device)
         peak = _worse(self._peak, after)
         maxima = _read_maxima(self._device)
@@ -117,10 +131,13 @@ class MemoryWatch:
 
     def _sample(self) -> None:
         """Sample what can fall back before the end; reading the rest costs the loading threads time."""
-        while not self._end.wait(_SAMPLE_SECONDS):
-            free = torch.cuda.mem_get_info(self._device)[0] if self._device.type != "cpu" else 0
-            seen = replace(self._peak, device_free=free, host_resident=_host_resident())
-            self._peak = _worse(self._peak, seen)
+        try:
+            while not self._end.wait(_SAMPLE_SECONDS):
+                free = torch.cuda.mem_get_info(self._device)[0] if self._device.type != "cpu" else 0
+                seen = replace(self._peak, device_free=free, host_resident=_host_resident())
+                self._peak = _worse(self._peak, seen)
+        except BaseException as error:  # whoever wants the report gets it
+            self._problem = error
 
     def _stop(self) -> None:
         self._end.set()

@@ -20,10 +20,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ftw.devices import resolve_device
 from ftw.embedding import HostEmbedding
 from ftw.errors import NotEligibleError, printable
+from ftw.host_limits import read_host_limits
+from ftw.host_memory import PAGE_NBYTES, align_up
 from ftw.kernels.packed_lookup import prepare
 from ftw.live_tensors import find_holder, place_of
 from ftw.memory import MemoryWatch
-from ftw.pinned import PinnedBuffer
+from ftw.pin_budget import check_pin_budget, parse_limit
+from ftw.pinned import PinnedBuffer, count_pinned_bytes
 from ftw.table_modules import Table, check_table, find_table, table_name
 
 _CHUNK_NBYTES = 64 << 20
@@ -41,6 +44,7 @@ def offload(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     ggml_type: str | None = None,
+    max_pinned_bytes: int | str | None = None,
 ) -> HostEmbedding:
     """Move a table from the GPU to pinned host memory, and return the module that looks its rows up from there.
 
@@ -61,6 +65,8 @@ def offload(
             one.
         dtype: Of the rows that a lookup returns; None for the table's own, of a packed one bfloat16.
         ggml_type: The GGUF type of packed rows, a key of `ftw.ggml_types.PACKED_TYPES`; None for a plain table.
+        max_pinned_bytes: Page-locked bytes that the table may bring this process to, as bytes or as a size such as
+            "8GiB". None for what the host has available, of which a limit of yours takes the place.
 
     Returns:
         A module that owns the memory. Its `memory` tells what was measured, `freed_bytes` above all.
@@ -68,10 +74,13 @@ def offload(
     Raises:
         NotEligibleError: Somebody else holds the table, a tied LM head above all; or the module does more than look
             rows up; or the tensor is no table; or a CUDA graph is being captured. Nothing has changed then.
-        PinError: The driver refused to page-lock the memory. Nothing has changed then.
+        PinError: The table doesn't fit into host memory or the limit, or the driver refused to page-lock it. Nothing
+            has changed then.
         DeviceError: torch has no such device.
         LookupArgumentError: `dtype` is no floating-point type, or the rows are not whole blocks of `ggml_type`.
+        ValueError: `max_pinned_bytes` is no size, or a tensor comes with `parameter`.
     """
+    limit = parse_limit(max_pinned_bytes)
     owner = target if isinstance(target, nn.Module) else None
     if name is None:
         name = "table" if owner is None else place_of(owner, table_name(parameter)).path
@@ -82,6 +91,13 @@ def offload(
     reader = tensor.device if device is None and tensor.is_cuda else resolve_device(device)
     _check_not_capturing(subject, tensor.device, reader)
     _check_is_sole(tensor, owner, subject)
+    check_pin_budget(
+        {name: align_up(tensor.nbytes, PAGE_NBYTES)},
+        pinned_nbytes=count_pinned_bytes(),
+        max_pinned_bytes=limit,
+        limits=read_host_limits(),
+        source="offload",
+    )
     _empty_cache(tensor.device)  # so that what is measured is the table alone
     source = tensor.device
     with MemoryWatch(source) as watch:

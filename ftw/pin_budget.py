@@ -10,6 +10,7 @@ not take that of the cgroup, whose breach ends the process.
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 from ftw.errors import PinError, printable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ftw.host_limits import HostLimits
 
 _MAX_NAMED = 3
-_WAY_OUT = "embed 'gpu' leaves the tables on the GPU"
+_WAY_OUT = "tables may stay on the GPU (embed 'gpu', or no offload)"
 
 
 def parse_limit(value: int | str | None) -> int | None:
@@ -37,9 +38,10 @@ def parse_limit(value: int | str | None) -> int | None:
             return parse_size(value)
         except ValueError as error:
             raise ValueError(f"max_pinned_bytes: {error}") from error
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    nbytes = operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else -1
+    if nbytes < 0:
         raise ValueError(f"max_pinned_bytes: {value!r} is neither bytes, 0 or more, nor a size, such as '8GiB'")
-    return value
+    return nbytes
 
 
 def check_pin_budget(
@@ -50,9 +52,9 @@ def check_pin_budget(
     Args:
         tables: Bytes to allocate and page-lock, whole pages, by the name of the table.
         pinned_nbytes: Bytes that the process has page-locked already, for whatever use.
-        max_pinned_bytes: Bytes that it may page-lock in all; None for what is free.
+        max_pinned_bytes: Bytes that tables may bring that to; None for what is free.
         limits: What bounds the process's host memory.
-        source: The checkpoint's name, for messages.
+        source: What the tables are of, for messages: the name of a checkpoint.
 
     Raises:
         PinError: The tables are too large; the message says by how much, for what, and what to do.

@@ -6,6 +6,8 @@ shared memory of the host; file-backed mappings, which hang the driver, are neve
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ftw.host_memory import Memory
+
+_ADVICE = "free some, raise the limit, or leave the table on the GPU (embed 'gpu', or no offload)"
 
 
 class _Total:
@@ -43,7 +47,10 @@ _pinned = _Total()  # by all buffers: what a process has page-locked is a fact o
 class PinnedBuffer:
     """Host memory that is page-locked once it has been filled.
 
-    Close it; one that is dropped instead is given back when it is collected.
+    Close it: one that is dropped instead is given back when it is collected, and the collector waits for the device.
+
+    Private memory is withheld from processes that are forked while it is page-locked: one that reads it ends with
+    SIGSEGV. Neither does it call the driver, whatever it closes or collects.
 
     Attributes:
         nbytes: Bytes asked for.
@@ -63,6 +70,9 @@ class PinnedBuffer:
     ) -> None:
         """Take the memory; nothing of it is touched yet.
 
+        Raises:
+            PinError: There are no addresses for it.
+
         Args:
             nbytes: As many bytes, which may be 0.
             name: The table it is for.
@@ -75,7 +85,7 @@ class PinnedBuffer:
         self.pinned_nbytes = 0
         self.name = name
         node = numa_node_of(device) if device is not None and memory is None else None
-        self._memory = memory or HostMemory(nbytes, huge_pages=huge_pages, numa_node=node)
+        self._memory = memory or _map(name, nbytes, huge_pages, node)
         self._driver = driver
         self._device: torch.device | None = None
         self._give_back: weakref.finalize[..., PinnedBuffer] | None = None
@@ -128,13 +138,15 @@ class PinnedBuffer:
         driver = self._driver or load_driver()
         torch.cuda.synchronize(device)  # makes the device's context current, which the driver's own calls need
         nbytes = self._memory.mapped_nbytes
+        _withhold(self._memory)  # first, so that no fork comes in between
         code = driver.register(self.address, nbytes)
         if code:
+            _give_to_forks(self._memory)
             raise PinError(_refusal(self.name, device, nbytes, driver.describe(code)))
         self._driver, self._device = driver, device
         self.pinned_nbytes = nbytes
         _pinned.add(nbytes)
-        self._give_back = weakref.finalize(self, _release, self.name, self._memory, driver, device)
+        self._give_back = weakref.finalize(self, _release, os.getpid(), self.name, self._memory, driver, device)
         self._give_back.atexit = False  # the end of the process gives everything back
 
     def close(self) -> None:
@@ -164,12 +176,37 @@ def count_pinned_bytes() -> int:
     return _pinned.nbytes + int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
 
 
-def _release(name: str, memory: Memory, driver: Driver, device: torch.device) -> None:
+def _map(name: str, nbytes: int, huge_pages: bool, numa_node: int | None) -> HostMemory:
+    try:
+        return HostMemory(nbytes, huge_pages=huge_pages, numa_node=numa_node)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        problem = f"{nbytes} bytes are not to be had: {error.strerror}; {read_host_limits().describe()}; {_ADVICE}"
+        raise PinError(f"{printable(name)}: host memory: {problem}") from error
+
+
+def _withhold(memory: Memory) -> None:
+    if isinstance(memory, HostMemory):  # shared pages are not copied by a fork
+        memory.withhold()
+
+
+def _give_to_forks(memory: Memory) -> None:
+    if isinstance(memory, HostMemory):
+        memory.give_to_forks()
+
+
+def _release(process: int, name: str, memory: Memory, driver: Driver, device: torch.device) -> None:
+    if os.getpid() != process:
+        memory.close()  # of a fork, in which the driver must not be called
+        return
     try:
         torch.cuda.synchronize(device)  # no kernel may still be reading
     finally:
         code = driver.unregister(memory.address)
         _pinned.add(-memory.mapped_nbytes)
+        if not code:
+            _give_to_forks(memory)  # views of it may live on
         memory.close()
     if code:
         raise PinError(f"{printable(name)}: page-locked memory: not released by {device}: {driver.describe(code)}")
@@ -179,5 +216,4 @@ def _refusal(name: str, device: torch.device, nbytes: int, words: str) -> str:
     """Return the line that says what was refused, what there is, and what to do."""
     asked = f"{device} refused to page-lock {format_size(nbytes)} ({nbytes} bytes): {words}"
     held = f"{format_size(count_pinned_bytes())} are page-locked by this process"
-    advice = "free some, raise the limit, or leave the table on the GPU (embed 'gpu')"
-    return f"{printable(name)}: page-locked memory: {asked}; {held}; {read_host_limits().describe()}; {advice}"
+    return f"{printable(name)}: page-locked memory: {asked}; {held}; {read_host_limits().describe()}; {_ADVICE}"

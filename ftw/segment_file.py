@@ -8,20 +8,24 @@ Who uses it is counted by the kernel, in locks on bytes of the file that end wit
 
 The file gets its name when its header is complete and its reaper waits, so whatever is killed, the name goes with the
 last user. A reaper that was killed is made up for: who attaches starts another, the last user to close removes the
-name itself, and each opening removes the user's other segments that nobody holds.
+name itself, and each opening removes the user's other segments that nobody holds. A process that was forked without
+exec has its parent's locks: a close gives them back for both, but those of a parent that is killed end with its child.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import stat
 from typing import TYPE_CHECKING
 
 from ftw import file_lock
+from ftw.errors import printable
 from ftw.segment_layout import (
+    DO_NOT_SHARE,
     check_free_space,
     check_header,
     check_kind,
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 _USERS, _FILLER, _REAPER = range(3)
 _OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe under the name must not stop us
 
+_log = logging.getLogger("ftw")
+
 
 class SegmentFile:
     """An open segment, in use until it is closed."""
@@ -55,6 +61,8 @@ class SegmentFile:
         """Wait until nobody else fills the table; return whether it is still to be filled, by this process alone."""
         if is_ready(self.spec, self.descriptor):
             return False
+        if file_lock.is_locked(self.descriptor, _FILLER):
+            _log.info("%s: %s: waits for another process to fill it", self.spec.path, printable(self.spec.name))
         file_lock.lock_exclusive(self.descriptor, _FILLER)
         if not is_ready(self.spec, self.descriptor):
             return True
@@ -74,12 +82,14 @@ class SegmentFile:
         try:
             if os.getpid() != self._process:
                 return  # a fork has its parent's locks, which are the parent's to give up
+            file_lock.unlock(descriptor, _FILLER)  # a forked child has them too, so closing alone would not end them
             if not file_lock.try_lock_exclusive(descriptor, _USERS):
                 # Two who close at once each see the other's lock. Once theirs are gone, one of them is let in.
                 file_lock.unlock(descriptor, _USERS)
                 if not file_lock.try_lock_exclusive(descriptor, _USERS):
                     return
             _unlink(descriptor, self.spec.path)
+            file_lock.unlock(descriptor, _USERS)
         finally:
             os.close(descriptor)
 
@@ -115,7 +125,7 @@ def _attach(spec: SegmentSpec) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise spec.error(f"is not a file that this user can share: {error.strerror}; remove it") from error
+        raise spec.error(f"cannot be opened: {error.strerror}; remove it, or {DO_NOT_SHARE}") from error
     with _closed_on_error(descriptor):
         check_kind(spec, descriptor)
         file_lock.lock_shared(descriptor, _USERS)  # waits while somebody removes the name

@@ -32,6 +32,7 @@ _MAX_HEADER_NBYTES = 4096
 _MAX_IDENTITY_NBYTES = _MAX_HEADER_NBYTES - _HEADER.size
 _STATE = struct.Struct("=I")
 _STATE_OFFSET = 12  # in the header
+DO_NOT_SHARE = "load with share=None"  # what always helps
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class SegmentSpec:
         free = free_nbytes(descriptor)
         return self.error(
             f"needs {self.file_nbytes} bytes of shared memory, {free} are free; enlarge {printable(str(self.folder))} "
-            "(docker run --shm-size=SIZE, or mount -o remount,size=SIZE), or do not share the table"
+            f"(docker run --shm-size=SIZE, or mount -o remount,size=SIZE), or {DO_NOT_SHARE}"
         )
 
 
@@ -93,9 +94,15 @@ def check_kind(spec: SegmentSpec, descriptor: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise spec.error("is not a regular file; remove it")
     if status.st_uid != os.geteuid():
-        raise spec.error(f"belongs to user {status.st_uid}, only a file of user {os.geteuid()} is trusted")
+        trusted = f"only a file of user {os.geteuid()} is trusted"
+        raise spec.error(f"belongs to user {status.st_uid}, {trusted}; have it removed, or {DO_NOT_SHARE}")
     if not is_tmpfs(descriptor):
         raise spec.error("is not on a tmpfs, whose files are memory; remove it")
+
+
+def missing_nbytes(spec: SegmentSpec, descriptor: int) -> int:
+    """Return how much memory the file still lacks: pages that were made are kept, whoever made them."""
+    return max(0, spec.file_nbytes - os.fstat(descriptor).st_blocks * 512)  # blocks of 512 bytes, whatever the page
 
 
 def check_free_space(spec: SegmentSpec, descriptor: int) -> None:
@@ -104,8 +111,7 @@ def check_free_space(spec: SegmentSpec, descriptor: int) -> None:
     Raises:
         SharedMemoryError: They do not.
     """
-    missing = spec.file_nbytes - os.fstat(descriptor).st_blocks * 512  # blocks of 512 bytes, whatever the page
-    if missing > free_nbytes(descriptor):
+    if missing_nbytes(spec, descriptor) > free_nbytes(descriptor):
         raise spec.no_space(descriptor)
 
 

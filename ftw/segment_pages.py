@@ -15,6 +15,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 from ftw.host_memory import HUGE_PAGE_NBYTES, PAGE_NBYTES, address_of, align_up
+from ftw.numa import spread_pages
 
 _PIECE_NBYTES = 64 << 20  # of one call: large enough to be cheap, small enough for Ctrl-C
 _THREADS = 2
@@ -30,10 +31,12 @@ class SharedPages:
     Attributes:
         mapped_nbytes: `nbytes`, rounded up to whole pages.
         address: Of the first byte; 0 once closed.
+        numa_policy: How this process asked for the pages: "interleave", or "default" where it did not.
     """
 
     def __init__(self, descriptor: int, nbytes: int, *, huge_pages: bool) -> None:
         self.mapped_nbytes = align_up(nbytes, PAGE_NBYTES)
+        self.numa_policy = "default"
         self._huge_pages = huge_pages and nbytes >= HUGE_PAGE_NBYTES
         # Python's mmap object reserves the addresses and gives them up with its last view; the file takes their place.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -52,15 +55,20 @@ class SharedPages:
         return self._view[:] if self._view is not None else memoryview(bytearray())
 
     def populate(self, descriptor: int) -> None:
-        """Make every page; those that exist keep their content.
+        """Make every page, on all NUMA nodes in turn, as GPUs of each may read them; those that exist stay as they are.
 
         Raises:
             OSError: ENOSPC: they do not fit.
         """
-        with ThreadPoolExecutor(_THREADS) as pool:
-            starts = range(0, self.mapped_nbytes, _PIECE_NBYTES)
-            for _ in pool.map(lambda start: self._populate_piece(descriptor, start), starts):
-                pass  # an error of a piece is raised here, and the others are called off
+        self.numa_policy = spread_pages(self.address, self.mapped_nbytes)
+        starts = range(0, self.mapped_nbytes, _PIECE_NBYTES)
+        try:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                for _ in pool.map(lambda start: self._populate_piece(descriptor, start), starts):
+                    pass  # an error of a piece is raised here, and the others are called off
+        except RuntimeError:  # no further thread can be started
+            for start in starts:
+                self._populate_piece(descriptor, start)
 
     def close(self) -> None:
         """Drop the pages; they are unmapped with their last view."""
@@ -73,7 +81,10 @@ class SharedPages:
         if self._huge_pages:
             whole = nbytes // HUGE_PAGE_NBYTES * HUGE_PAGE_NBYTES
             for offset in range(0, whole, HUGE_PAGE_NBYTES):
-                _madvise(address + offset, PAGE_NBYTES, _POPULATE_WRITE)
+                # Interleaved pages take turns by their number in the file, and a huge page comes to be where the one
+                # of it that is made lies: the first of each would all be even, and on one node.
+                turn = (start + offset) // HUGE_PAGE_NBYTES * PAGE_NBYTES % HUGE_PAGE_NBYTES
+                _madvise(address + offset + turn, PAGE_NBYTES, _POPULATE_WRITE)
             _madvise(address, whole, _COLLAPSE)  # where that fails, plain pages hold the same bytes
         code = _madvise(address, nbytes, _POPULATE_WRITE)
         if code == errno.EINVAL:  # a kernel before 5.14

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftw.segment_file import open_segment_file
-from ftw.segment_layout import SegmentSpec, check_free_space
+from ftw.segment_layout import SegmentSpec, check_free_space, missing_nbytes
 from ftw.segment_pages import SharedPages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from ftw.segment_file import SegmentFile
 
@@ -26,7 +26,7 @@ FOLDER = Path("/dev/shm")  # noqa: S108 - the tmpfs that containers share with -
 
 
 class SharedSegment:
-    """A table in shared memory, as `ftw.host_memory.Memory`; this process uses it until `close`.
+    """A table in shared memory, as `ftw.host_memory.Memory`; used by this process until it is closed or dropped.
 
     The pages themselves live until the last view of them is gone, in whichever process.
 
@@ -34,18 +34,18 @@ class SharedSegment:
         nbytes: Bytes asked for.
         mapped_nbytes: The same, rounded up to whole pages.
         path: The name that other processes find it under.
-        is_filler: Whether this process filled it.
+        numa_policy: "interleave" where this process filled it, on a machine of several NUMA nodes; otherwise "default".
     """
 
-    def __init__(
-        self, spec: SegmentSpec, file: SegmentFile | None, pages: SharedPages | None, *, is_filler: bool
-    ) -> None:
+    def __init__(self, spec: SegmentSpec, file: SegmentFile | None, pages: SharedPages | None) -> None:
         self.nbytes = spec.nbytes
         self.mapped_nbytes = pages.mapped_nbytes if pages is not None else 0
         self.path = spec.path
-        self.is_filler = is_filler
+        self.numa_policy = pages.numa_policy if pages is not None else "default"
         self._file = file
         self._pages = pages
+        if file is not None:
+            weakref.finalize(self, file.close).atexit = False  # at the end of the process its reaper does that
 
     @property
     def address(self) -> int:
@@ -63,14 +63,6 @@ class SharedSegment:
         if self._file is not None:
             self._file.close()
 
-    def __enter__(self) -> SharedSegment:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def open_segment(
     identity: str,
@@ -79,6 +71,7 @@ def open_segment(
     *,
     name: str,
     check: Callable[[memoryview], None] | None = None,
+    check_room: Callable[[int], None] | None = None,
     folder: Path = FOLDER,
     huge_pages: bool = True,
 ) -> SharedSegment:
@@ -90,6 +83,8 @@ def open_segment(
         fill: Writes all of it. It is called by one process at a time, and by none once the table is complete.
         name: The table's, for messages.
         check: Compares a table that another process filled with one's own source, and raises if they differ.
+        check_room: Told how many bytes of memory are missing before they are taken, by the process that fills alone;
+            raises if the host lacks them.
         folder: The tmpfs that the processes share.
         huge_pages: Whether to ask for them.
 
@@ -98,21 +93,33 @@ def open_segment(
     """
     spec = SegmentSpec(name, identity, nbytes, folder)
     if not nbytes:
-        return SharedSegment(spec, None, None, is_filler=False)
+        return SharedSegment(spec, None, None)
     with contextlib.ExitStack() as undo:
         file = open_segment_file(spec)
         undo.callback(file.close)
-        pages = SharedPages(file.descriptor, nbytes, huge_pages=huge_pages)
+        pages = _map_pages(spec, file, huge_pages=huge_pages)
         undo.callback(pages.close)
-        is_filler = file.wait_to_fill()
-        if is_filler:
+        if file.wait_to_fill():
+            if check_room is not None:
+                check_room(missing_nbytes(spec, file.descriptor))
             _populate(spec, file, pages)
             fill(pages.view())
             file.mark_ready()
         elif check is not None:
             check(pages.view())
         undo.pop_all()
-    return SharedSegment(spec, file, pages, is_filler=is_filler)
+    return SharedSegment(spec, file, pages)
+
+
+def _map_pages(spec: SegmentSpec, file: SegmentFile, *, huge_pages: bool) -> SharedPages:
+    try:
+        return SharedPages(file.descriptor, spec.nbytes, huge_pages=huge_pages)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        advice = "raise the limit of addresses ('ulimit -v') or of mappings (vm.max_map_count)"
+        problem = f"{spec.nbytes} bytes cannot be mapped: {error.strerror}; {advice}"
+        raise spec.error(problem) from error
 
 
 def _populate(spec: SegmentSpec, file: SegmentFile, pages: SharedPages) -> None:

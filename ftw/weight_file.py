@@ -32,7 +32,7 @@ DIRECT_MIN_JOB_NBYTES = 1 << 20  # the same for threads that hide one another's 
 _MAX_READ_NBYTES = 16 << 20  # of one system call: large enough for the disk, small enough to be interrupted
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of O_DIRECT, by a file system without it or of larger blocks
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
-_CACHESTAT = 451  # number of cachestat(2), Linux 6.5, on every architecture
+_CACHESTAT = 451  # number of cachestat(2), Linux 6.5, on all architectures but alpha
 
 
 class FileIdentity(NamedTuple):

@@ -17,7 +17,7 @@ NBYTES = 3 * 4096 + 5
 # Tells its progress line by line: "waits" before it waits for one who fills, "stopped" at the step it was to stop at,
 # "open 1" or "open 0" for who filled or not, "wrong" for other bytes. A line on standard input makes it close and end.
 SCRIPT = """
-import functools, importlib, os, sys
+import contextlib, functools, importlib, os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import segment_worker
@@ -49,6 +49,7 @@ def halfway():
     pass
 
 def fill(view):
+    fillings.append(1)
     middle = len(view) // 2
     view[:middle] = wanted[:middle]
     halfway()
@@ -62,8 +63,10 @@ if target:
 rounds = 1 if moment != "forever" else 10**9
 try:
     for _ in range(rounds):
-        with open_segment(identity, int(nbytes), fill, name="table", folder=Path(folder)) as segment:
-            tell(f"open {segment.is_filler:d}" if segment.view() == wanted else "wrong")
+        fillings = []
+        opened = open_segment(identity, int(nbytes), fill, name="table", folder=Path(folder))
+        with contextlib.closing(opened) as segment:
+            tell(f"open {len(fillings)}" if segment.view() == wanted else "wrong")
             if rounds == 1:
                 sys.stdin.readline()
 except KeyboardInterrupt:

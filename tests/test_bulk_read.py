@@ -12,10 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inspecting import assert_names_file
+from thread_limit import limit_threads
 
 from ftw import CheckpointError, bulk_read, weight_file
 from ftw.bulk_read import JOB_NBYTES, Part, read_parts
@@ -443,10 +445,26 @@ def test_number_of_threads_follows_the_processors(
     assert bulk_read.default_num_threads() == expected
 
 
-@pytest.mark.parametrize("num_threads", [0, -1], ids=str)
-def test_number_of_threads_is_at_least_one(large: Path, num_threads: int) -> None:
-    with pytest.raises(ValueError, match=f"num_threads is {num_threads}, at least 1 is needed"):
+@pytest.mark.parametrize("num_threads", [0, -1, True, 1.5, "2", np.int64(0)], ids=repr)
+def test_number_of_threads_is_a_whole_number_of_at_least_one(large: Path, num_threads: Any) -> None:
+    with pytest.raises(ValueError, match=r"num_threads is .*, 1 or more are needed, or None"):
         read(large, 0, 10, num_threads=num_threads)
+
+
+def test_more_threads_than_64_are_64(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_read, "JOB_NBYTES", 4096)
+    asked: list[int] = []
+    monkeypatch.setattr(bulk_read, "_run", lambda jobs, num_threads: asked.append(num_threads))
+    read(large, 0, 1 << 20, num_threads=cast("int", np.int64(10_000)))
+    assert asked == [64]
+
+
+@pytest.mark.parametrize("limit", [0, 1], ids=["none", "one"])
+def test_threads_that_cannot_be_started_are_done_without(
+    large: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    limit_threads(monkeypatch, limit)
+    assert read(large, 0, NBYTES, num_threads=4) == CONTENT
 
 
 def test_moving_bytes_lets_other_threads_run() -> None:

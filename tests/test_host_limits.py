@@ -245,7 +245,7 @@ def test_malformed_line_does_not_hide_the_others(system: System) -> None:
 
 def test_nothing_at_all_tells_nothing(tmp_path: Path) -> None:
     limits = read_host_limits(proc=tmp_path / "none", cgroup_root=tmp_path / "none")
-    assert (limits.available, limits.cgroup_free, limits.room, limits.is_wsl) == (None, None, None, False)
+    assert (limits.available, limits.cgroup_free, limits.is_wsl) == (None, None, False)
 
 
 @pytest.mark.parametrize(
@@ -270,15 +270,6 @@ def test_memlock_is_the_soft_limit(
 def test_wsl_is_known_by_its_kernel(system: System, release: str, is_wsl: bool) -> None:
     write(system.proc / "sys/kernel/osrelease", f"{release}\n")
     assert system.read().is_wsl is is_wsl
-
-
-@pytest.mark.parametrize(
-    ("available", "cgroup_free", "room"),
-    [(5, 3, 3), (3, 5, 3), (5, None, 5), (None, 5, 5), (5, 0, 0), (0, 5, 0), (None, None, None)],
-    ids=str,
-)
-def test_room_is_the_smaller_of_what_is_known(available: int | None, cgroup_free: int | None, room: int | None) -> None:
-    assert HostLimits(available, cgroup_free, memlock=1, is_wsl=False).room == room
 
 
 @pytest.mark.parametrize(
@@ -309,6 +300,4 @@ def test_this_machine_has_sane_limits() -> None:
     assert limits.available is not None
     assert 0 < limits.available <= physical
     assert limits.cgroup_free is None or 0 <= limits.cgroup_free < 1 << 62
-    assert limits.room is not None
-    assert 0 <= limits.room <= limits.available
     assert limits.describe().startswith("free are ")

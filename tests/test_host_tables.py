@@ -1,7 +1,9 @@
 """Tables in host memory: with a limit, on a refusing driver, with dummy contents, and shared by processes."""
 
+import functools
 import gc
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -286,6 +288,59 @@ def test_wrong_checksum_is_found_before_others_take_the_table(tmp_path: Path, fo
         ftw.load(target, embed="host", device="cpu", share="node")
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [replace(PLENTY, available=4 << 20), replace(PLENTY, cgroup_free=4 << 20)],
+    ids=["host", "cgroup"],
+)
+def test_shared_table_that_the_host_has_no_room_for_is_refused_to_who_fills(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, limits: HostLimits
+) -> None:
+    shared = {"embed": "host", "device": "cpu", "share": "node"}
+    monkeypatch.setattr(host_tables, "read_host_limits", lambda: limits)
+    monkeypatch.setattr(bulk_read, "read_parts", lambda *arguments, **options: pytest.fail("read a table"))
+    with pytest.raises(ftw.PinError, match=rf"{TABLE} \(8.01 MiB\): 8.01 MiB .* are 4.01 MiB more than"):
+        ftw.load(source, **shared)
+    assert not any(folder.iterdir())
+    monkeypatch.undo()
+    monkeypatch.setattr(host_tables, "open_segment", functools.partial(shared_segment.open_segment, folder=folder))
+    with ftw.load(source, **shared):
+        monkeypatch.setattr(host_tables, "read_host_limits", lambda: limits)
+        ftw.load(source, **shared).close()  # its pages are there already
+
+
+def test_limit_takes_the_place_of_free_memory_for_a_shared_table_too(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_tables, "read_host_limits", lambda: replace(PLENTY, available=0))
+    limit = pinned.count_pinned_bytes() + (9 << 20)
+    ftw.load(source, embed="host", device="cpu", share="node", max_pinned_bytes=limit).close()
+    monkeypatch.setattr(host_tables, "read_host_limits", lambda: replace(PLENTY, cgroup_free=0))
+    with pytest.raises(ftw.PinError, match="cgroup"):
+        ftw.load(source, embed="host", device="cpu", share="node", max_pinned_bytes=limit)
+
+
+def test_shared_model_that_is_dropped_is_given_back(source: Path, folder: Path) -> None:
+    model = ftw.load(source, embed="host", device="cpu", share="node")
+    assert len(list(folder.iterdir())) == 1
+    del model
+    gc.collect()
+    assert not any(folder.iterdir())
+
+
+def test_sharing_of_nothing_is_told(source: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ftw"):
+        ftw.load(source, embed="gpu", device="cpu", share="node").close()
+    assert f"{source}: share='node': no table leaves the GPU, so none is shared" in caplog.text
+
+
+@pytest.mark.parametrize("num_threads", [0, -1, True, 1.5, "2"], ids=repr)
+@pytest.mark.parametrize("embed", ["host", "gpu"])
+def test_number_of_threads_that_is_none_is_a_value_error(source: Path, embed: str, num_threads: Any) -> None:
+    with pytest.raises(ValueError, match="num_threads is "):
+        ftw.load(source, embed=embed, device="cpu", num_threads=num_threads)
+
+
 def test_processes_share_and_survive_each_other(source: Path, tmp_path: Path, folder: Path) -> None:
     """Load in a process that is killed, while this one goes on."""
     script = f"""
@@ -335,6 +390,16 @@ def test_ngram_table_of_several_tensors_is_one(tmp_path: Path, rows: tuple[int, 
         assert equal_bits(embedding.table, table)
         assert torch.equal(embedding(ids), wanted)
         assert not parts.keys() & dict(model.weights()).keys()
+
+
+def test_ngram_table_of_many_tensors_is_shared(tmp_path: Path, folder: Path) -> None:
+    parts = ngram_parts(tuple(range(1, 101)))
+    source = write_checkpoint(tmp_path / "m", {**llama_tensors(), **parts}, llama_config())
+    options = {"embed": "host", "device": "cpu", "share": "node"}
+    with ftw.load(source, **options) as one, ftw.load(source, **options) as other:
+        assert len(list(folder.iterdir())) == len(one.tables) == 2
+        assert equal_bits(one.tables["model.ngram_embedding"].table, torch.cat(list(reversed(parts.values()))))
+        assert equal_bits(*(model.tables["model.ngram_embedding"].table for model in (one, other)))
 
 
 PER_LAYER = {"num_hidden_layers": 3, "hidden_size_per_layer_input": 4}  # for rows of 12

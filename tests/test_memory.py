@@ -1,8 +1,11 @@
+import logging
 import threading
 
 import pytest
 import torch
+from thread_limit import limit_threads
 
+import ftw
 from ftw import memory
 from ftw.host_memory import HostMemory
 from ftw.memory import MemoryReport, MemorySnapshot, MemoryWatch
@@ -46,6 +49,33 @@ def test_peak_is_the_worst_of_each_entry(monkeypatch: pytest.MonkeyPatch) -> Non
     assert report.peak == MemorySnapshot(7, 1, 5, max(30, report.peak.host_resident), 8)
 
 
+def test_error_while_sampling_is_raised_by_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_failed = threading.Event()
+    resident = memory._host_resident
+
+    def fail() -> int:
+        if threading.current_thread() is threading.main_thread():
+            return resident()
+        has_failed.set()
+        raise OSError("no /proc any more")
+
+    monkeypatch.setattr(memory, "_host_resident", fail)
+    with MemoryWatch(CPU) as watch:
+        has_failed.wait(60)
+        with pytest.raises(OSError, match="no /proc any more"):
+            watch.report("host", "", {})
+
+
+def test_watch_without_a_thread_reports_what_it_can(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit_threads(monkeypatch, 0)
+    with caplog.at_level(logging.WARNING, "ftw"), MemoryWatch(CPU) as watch:
+        report = watch.report("host", "", {})
+    assert report.peak.host_resident >= report.before.host_resident
+    assert "is not sampled: can't start new thread" in caplog.text
+
+
 @pytest.mark.parametrize(("before", "after", "freed"), [(10, 30, 20), (30, 10, 0)], ids=["grown", "shrunk"])
 def test_freed_bytes_are_what_the_driver_has_more(before: int, after: int, freed: int) -> None:
     first, last = (MemorySnapshot(free, 0, 0, 0, 0) for free in (before, after))
@@ -57,3 +87,9 @@ def test_snapshot_of_a_cpu_counts_the_host_alone() -> None:
     assert (found.device_free, found.device_allocated, found.device_reserved) == (0, 0, 0)
     assert found.host_resident > 10 * MIB
     assert found.host_pinned >= 0
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "mps", "banana"])
+def test_snapshot_of_a_device_that_is_not_there_is_a_device_error(device: str) -> None:
+    with pytest.raises(ftw.DeviceError, match=device):
+        memory.snapshot(device)

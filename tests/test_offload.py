@@ -17,6 +17,8 @@ from vocab_parallel import (
 
 import ftw
 from ftw.embedding import HostEmbedding
+from ftw.host_limits import HostLimits
+from ftw.pinned import count_pinned_bytes
 
 IDS = torch.tensor([[0, 49], [50, -1]])
 
@@ -378,6 +380,35 @@ def test_failure_while_copying_leaves_everything_as_it_was(
     assert len(closed) == 1
     assert embedding.weight.data_ptr() == address
     assert torch.equal(embedding.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("limit", "limits", "words"),
+    [
+        (4095, HostLimits(None, None, None, is_wsl=False), "1 B more than max_pinned_bytes"),
+        (None, HostLimits(4095, None, None, is_wsl=False), "1 B more than the 4.00 KiB of host memory"),
+        ("1GiB", HostLimits(0, 4095, None, is_wsl=False), "memory cgroup's limit"),
+    ],
+    ids=["limit", "host", "cgroup"],
+)
+def test_table_that_the_host_has_no_room_for_stays(
+    embedding: nn.Embedding, monkeypatch: pytest.MonkeyPatch, limit: int | str | None, limits: HostLimits, words: str
+) -> None:
+    monkeypatch.setattr("ftw.offloader.read_host_limits", lambda: limits)
+    monkeypatch.setattr("ftw.offloader.PinnedBuffer", lambda *args, **options: pytest.fail("took memory"))
+    address = embedding.weight.data_ptr()
+    limit = limit + count_pinned_bytes() if isinstance(limit, int) else limit
+    with pytest.raises(ftw.PinError, match=rf"^offload: wte \(4.00 KiB\): 4.00 KiB to page-lock .*{words}.*no offload"):
+        ftw.offload(embedding, name="wte", max_pinned_bytes=limit)
+    assert embedding.weight.data_ptr() == address
+
+
+def test_limit_that_the_table_fits_into_is_allowed(embedding: nn.Embedding) -> None:
+    before = embedding.weight.detach().clone()
+    limit = 4096 + count_pinned_bytes()
+    assert torch.equal(ftw.offload(embedding, max_pinned_bytes=limit).table, before)
+    with pytest.raises(ValueError, match="max_pinned_bytes"):
+        ftw.offload(embedding, max_pinned_bytes="lots")
 
 
 # Vocab-parallel embeddings.

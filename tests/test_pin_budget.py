@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ftw
@@ -70,22 +71,22 @@ def test_one_page_too_much_is_refused(host: HostLimits, limit: int | None, pinne
 def test_refusal_by_the_limit_says_what_is_pinned_asked_and_allowed() -> None:
     assert refusal({"embed": 3 * GI}, limit=4 * GI, pinned=2 * GI) == (
         "/models/gemma: embed (3.00 GiB): 3.00 GiB to page-lock beside 2.00 GiB page-locked already are 1.00 GiB more "
-        "than max_pinned_bytes, 4.00 GiB; embed 'gpu' leaves the tables on the GPU"
+        "than max_pinned_bytes, 4.00 GiB; tables may stay on the GPU (embed 'gpu', or no offload)"
     )
 
 
 def test_refusal_for_want_of_memory_says_what_is_free_and_what_to_do() -> None:
     assert refusal({"embed": 3 * GI}, limits(available=GI)) == (
         "/models/gemma: embed (3.00 GiB): 3.00 GiB to page-lock are 2.00 GiB more than the 1.00 GiB of host memory "
-        "that are free; embed 'gpu' leaves the tables on the GPU; max_pinned_bytes=… allows more, where the host's "
-        "memory grows as it is used"
+        "that are free; tables may stay on the GPU (embed 'gpu', or no offload); max_pinned_bytes=… allows more, "
+        "where the host's memory grows as it is used"
     )
 
 
 def test_refusal_by_the_cgroup_offers_no_way_that_it_would_refuse_too() -> None:
     assert refusal({"embed": 3 * GI}, limits(available=GI, cgroup_free=2 * GI)) == (
         "/models/gemma: embed (3.00 GiB): 3.00 GiB to page-lock are 1.00 GiB more than the 2.00 GiB that the memory "
-        "cgroup's limit leaves; embed 'gpu' leaves the tables on the GPU"
+        "cgroup's limit leaves; tables may stay on the GPU (embed 'gpu', or no offload)"
     )
 
 
@@ -116,14 +117,29 @@ def test_no_bytes_are_never_refused(tables: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(
     ("value", "nbytes"),
-    [(None, None), (0, 0), (1, 1), (1 << 70, 1 << 70), ("8GiB", 8 * GI), ("8G", 8 * GI), ("0", 0), ("4096", PAGE)],
+    [
+        (None, None),
+        (0, 0),
+        (1, 1),
+        (1 << 70, 1 << 70),
+        ("8GiB", 8 * GI),
+        ("8G", 8 * GI),
+        ("0", 0),
+        ("4096", PAGE),
+        (np.int64(5), 5),
+        (np.uint64(1 << 63), 1 << 63),
+    ],
     ids=str,
 )
 def test_parse_limit_reads(value: int | str | None, nbytes: int | None) -> None:
     assert parse_limit(value) == nbytes
 
 
-@pytest.mark.parametrize("value", [-1, True, False, 1.0, 8e9, b"8GiB", [1], "", "-1", "8PiB", "all", "1e9"], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [-1, np.int64(-1), np.True_, np.float64(1), True, False, 1.0, 8e9, b"8GiB", [1], "", "-1", "8PiB", "all", "1e9"],
+    ids=repr,
+)
 def test_parse_limit_refuses(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^max_pinned_bytes: .* a size, such as "):
         parse_limit(value)

@@ -1,6 +1,9 @@
 import gc
 import mmap
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -261,3 +264,125 @@ def test_pages_come_from_the_gpus_node(monkeypatch: pytest.MonkeyPatch) -> None:
         nodes = buffer.numa_nodes()
         assert sum(nodes.values()) in (0, 768)  # 0 where the kernel does not tell
     assert PinnedBuffer(4096).numa_policy == "default"
+
+
+def test_memory_that_is_not_to_be_had_is_an_error_that_names_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "read_host_limits", lambda: HostLimits(3 << 30, None, None, is_wsl=False))
+    with pytest.raises(ftw.PinError) as caught:
+        PinnedBuffer(1 << 62, name="wte\n")
+    message = str(caught.value)
+    assert message.startswith(
+        f"wte\\n: host memory: {1 << 62} bytes are not to be had: Cannot allocate memory; free are"
+    )
+    assert len(message.splitlines()) == 1
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+# What a forked child does with the buffers that it inherits.
+
+FORKING = """
+import gc, mmap, os, resource, sys, torch
+from test_pinned import GPU, FakeDriver
+from ftw.pinned import PinnedBuffer
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+torch.cuda.synchronize = lambda device: None
+driver = FakeDriver()
+NBYTES = 5 << 20
+buffer = PinnedBuffer(NBYTES, driver=driver.as_driver())
+view = buffer.view()
+view[:] = b"x" * NBYTES
+
+def fork(action):
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        action()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def check():
+    assert view[0] == view[NBYTES - 1] == 120
+"""
+
+
+def run_forking(script: str) -> None:
+    paths = [str(Path(ftw.__file__).parents[1]), str(Path(__file__).parent)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run([sys.executable, "-c", FORKING + script], env=environment, check=True)
+
+
+def test_page_locked_memory_is_withheld_from_forked_children() -> None:
+    run_forking("""
+assert fork(check) == 0
+buffer.pin(GPU)
+assert fork(check) == -11
+assert fork(lambda: view.__setitem__(0, 1)) == -11
+check()
+buffer.close()
+check()
+assert fork(check) == 0
+""")
+
+
+def test_memory_that_the_driver_refuses_is_not_withheld() -> None:
+    run_forking("""
+driver.code = 2
+try:
+    buffer.pin(GPU)
+except MemoryError:
+    pass
+assert fork(check) == 0
+""")
+
+
+def test_kernel_that_cannot_withhold_memory_page_locks_it_all_the_same() -> None:
+    run_forking("""
+from ftw import host_memory
+host_memory._WIPE_ON_FORK = 9999
+buffer.pin(GPU)
+assert fork(check) == -11
+buffer.close()
+check()
+""")
+
+
+@pytest.mark.parametrize("way", ["buffer.close()", "del buffer"])
+def test_forked_child_leaves_the_driver_and_its_own_new_memory_alone(way: str) -> None:
+    run_forking(f"""
+buffer.pin(GPU)
+calls = list(driver.calls)
+
+def drop():
+    global buffer, view
+    new = [mmap.mmap(-1, NBYTES + (2 << 20)) for _ in range(3)]
+    {way}
+    del view
+    gc.collect()
+    assert driver.calls == calls
+    for mapping in new:
+        mapping[:] = bytes(len(mapping))
+
+assert fork(drop) == 0
+check()
+buffer.close()
+assert [call[0] for call in driver.calls] == ["register", "unregister"]
+""")
+
+
+def test_shared_memory_is_not_withheld() -> None:
+    run_forking("""
+import tempfile
+from pathlib import Path
+from ftw.shared_segment import open_segment
+
+def fill(view):
+    view[:] = b"x" * NBYTES
+
+with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    segment = open_segment("a", NBYTES, fill, name="table", folder=Path(folder))
+    with PinnedBuffer(NBYTES, memory=segment, driver=driver.as_driver()) as buffer:
+        view = buffer.view()
+        buffer.pin(GPU)
+        assert fork(check) == 0
+""")

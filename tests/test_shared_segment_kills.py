@@ -166,7 +166,7 @@ def test_what_is_left_without_a_reaper_is_swept_by_the_next_opening(folder, star
     kill_reapers(folder)
     worker.kill()
     (left,) = folder.iterdir()
-    with open_segment(IDENTITY, NBYTES, lambda view: None, name="table", folder=folder) as segment:
+    with contextlib.closing(open_segment(IDENTITY, NBYTES, lambda view: None, name="table", folder=folder)) as segment:
         assert list(folder.iterdir()) == [segment.path] != [left]
 
 
@@ -187,7 +187,7 @@ def test_sweep_spares_what_is_in_use_and_foreign_names(folder, start):
     worker.line("waits")
     foreign = folder / "ftw-0-notes"
     foreign.write_text("mine")
-    with open_segment(IDENTITY, NBYTES, lambda view: None, name="table", folder=folder):
+    with contextlib.closing(open_segment(IDENTITY, NBYTES, lambda view: None, name="table", folder=folder)):
         assert len(list(folder.iterdir())) == 3
     worker.finish()
     assert list(folder.iterdir()) == [foreign]
@@ -247,7 +247,7 @@ def test_random_kills_never_give_wrong_bytes(folder, start, seed):
     for worker in workers:
         assert worker.line("waits") in {"open 0", "open 1"}
         worker.kill()
-    with open_segment(IDENTITY, NBYTES, fill, name="table", folder=folder) as segment:
+    with contextlib.closing(open_segment(IDENTITY, NBYTES, fill, name="table", folder=folder)) as segment:
         assert segment.view() == content(IDENTITY, NBYTES)
     wait_until_nothing_is_left(folder)
 
