@@ -32,7 +32,8 @@ from ftw.verify import VerifyResult, verify
 if TYPE_CHECKING:
     from ftw import memory
     from ftw.embedding import HostEmbedding
-    from ftw.loader import LoadedModel, load
+    from ftw.loaded_model import LoadedModel
+    from ftw.loader import load
     from ftw.memory import MemoryReport
     from ftw.offloader import offload
 
@@ -70,7 +71,7 @@ __all__ = [
 # Where the names live that need torch.
 _LAZY = {
     "HostEmbedding": "ftw.embedding",
-    "LoadedModel": "ftw.loader",
+    "LoadedModel": "ftw.loaded_model",
     "MemoryReport": "ftw.memory",
     "load": "ftw.loader",
     "offload": "ftw.offloader",

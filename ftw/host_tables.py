@@ -63,6 +63,7 @@ class HostOptions(NamedTuple):
         group: Over whose ranks every table is spread, by its rows.
         vocab_range: `(start, length)` of the token ids whose rows are wanted.
         hot_bytes: Of the token embedding's most used rows, which the device keeps.
+        scale: What the rows of the token embedding are multiplied by.
     """
 
     is_shared: bool = False
@@ -72,7 +73,8 @@ class HostOptions(NamedTuple):
     num_threads: int | None = None
     group: ProcessGroup | None = None
     vocab_range: tuple[int, int] | None = None
-    hot_bytes: int | str | None = None
+    hot_bytes: int | None = None
+    scale: float | None = None
 
 
 def load_host_tables(
@@ -110,8 +112,8 @@ def load_host_tables(
             buffers[name].pin(device)
             rows = as_tensor(checkpoint, part.as_one, buffers[name].view())
             own: dict[str, Any] = {"buffer": buffers[name], "vocab_range": part.rows}
-            if part.table.role == TOKEN_EMBEDDING and options.hot_bytes is not None:
-                own.update(hot_bytes=options.hot_bytes, device=device)
+            if part.table.role == TOKEN_EMBEDDING:
+                own.update(hot_bytes=options.hot_bytes, scale=options.scale)
             embedding = make_embedding(checkpoint, part.table, rows, device, dtype, **own)
             embeddings[name] = _spread(embedding, part.table, options.group)
         stack.pop_all()  # all went well: the embeddings close the memory from here on
@@ -136,6 +138,7 @@ def make_embedding(
         dtype=dtype,
         ggml_type=ggml_type,
         num_slices=count_slices(table, checkpoint.config),
+        device=device,
         **options,
     )
 

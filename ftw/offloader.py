@@ -25,8 +25,9 @@ from ftw.host_memory import PAGE_NBYTES, align_up
 from ftw.kernels.packed_lookup import prepare
 from ftw.live_tensors import find_holder, place_of
 from ftw.memory import MemoryWatch
-from ftw.pin_budget import check_pin_budget, parse_limit
+from ftw.pin_budget import check_pin_budget
 from ftw.pinned import PinnedBuffer, count_pinned_bytes
+from ftw.sizes import parse_nbytes
 from ftw.table_modules import Table, check_table, find_table, table_name
 
 _CHUNK_NBYTES = 64 << 20
@@ -80,7 +81,7 @@ def offload(
         LookupArgumentError: `dtype` is no floating-point type, or the rows are not whole blocks of `ggml_type`.
         ValueError: `max_pinned_bytes` is no size, or a tensor comes with `parameter`.
     """
-    limit = parse_limit(max_pinned_bytes)
+    limit = parse_nbytes("max_pinned_bytes", max_pinned_bytes)
     owner = target if isinstance(target, nn.Module) else None
     if name is None:
         name = "table" if owner is None else place_of(owner, table_name(parameter)).path

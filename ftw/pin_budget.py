@@ -10,11 +10,10 @@ not take that of the cgroup, whose breach ends the process.
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING
 
 from ftw.errors import PinError, printable
-from ftw.sizes import format_size, parse_size
+from ftw.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,25 +22,6 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 3
 _WAY_OUT = "tables may stay on the GPU (embed 'gpu', or no offload)"
-
-
-def parse_limit(value: int | str | None) -> int | None:
-    """Return `max_pinned_bytes`, given as bytes or as a size such as "8GiB", in bytes; None is no limit.
-
-    Raises:
-        ValueError: It is neither.
-    """
-    if value is None:
-        return None
-    if isinstance(value, str):
-        try:
-            return parse_size(value)
-        except ValueError as error:
-            raise ValueError(f"max_pinned_bytes: {error}") from error
-    nbytes = operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else -1
-    if nbytes < 0:
-        raise ValueError(f"max_pinned_bytes: {value!r} is neither bytes, 0 or more, nor a size, such as '8GiB'")
-    return nbytes
 
 
 def check_pin_budget(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from fractions import Fraction
 
@@ -22,6 +23,25 @@ def parse_size(text: str) -> int:
     unit = (match[2] or "B").upper()
     exponent = "BKMGT".index(unit[0])
     return int(Fraction(match[1]) * 1024**exponent)
+
+
+def parse_nbytes(subject: str, value: int | str | None) -> int | None:
+    """Return an argument that is given as bytes or as a size such as "8GiB", in bytes; None stays None.
+
+    Raises:
+        ValueError: It is neither; the message begins with the argument's name, `subject`.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            raise ValueError(f"{subject}: {error}") from error
+    nbytes = operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else -1
+    if nbytes < 0:
+        raise ValueError(f"{subject}: {value!r} is neither bytes, 0 or more, nor a size, such as '8GiB'")
+    return nbytes
 
 
 def format_size(nbytes: int) -> str:

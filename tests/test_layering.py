@@ -40,6 +40,7 @@ LAYERS = [
     {"embedding", "dummy"},
     {"staging", "offloader", "sharded_embedding"},
     {"host_tables"},
+    {"loaded_model"},
     {"loader"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

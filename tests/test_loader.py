@@ -204,3 +204,38 @@ def test_packed_table_that_stays_is_never_looked_up_as_if_it_were_plain(
         pytest.raises(ftw.NotEligibleError, match="biases, scales lie beside it"),
     ):
         _ = model.embedding
+
+
+@pytest.mark.parametrize("embed", ["host", "gpu"])
+def test_scale_is_applied_wherever_the_table_is(source: Path, embed: str) -> None:
+    wanted = llama_tensors()[TABLE][[0, 63]] * torch.tensor(8**0.5, dtype=torch.bfloat16)
+    with ftw.load(source, embed=embed, device="cpu", scale=8**0.5) as model:
+        rows = model.embedding(IDS)
+        assert equal_bits(rows[0], wanted)
+        assert not rows[1].count_nonzero()
+
+
+@pytest.mark.parametrize("vocab_range", [None, (10, 40)], ids=["whole", "range"])
+def test_hot_rows_are_learnt_and_give_the_same_rows(source: Path, vocab_range: tuple[int, int] | None) -> None:
+    ids = torch.tensor([12, 12, 12, 49, 3, 64])
+    with (
+        ftw.load(source, embed="host", device="cpu", vocab_range=vocab_range) as plain,
+        ftw.load(source, embed="host", device="cpu", vocab_range=vocab_range, hot_bytes="64") as model,
+    ):
+        assert model.embedding.hot is not None
+        assert model.embedding.hot.rows.shape == (4, 8)
+        for _ in range(2):
+            assert equal_bits(model.embedding(ids), plain.embedding(ids))
+            model.embedding.update_hot_rows()
+            assert 12 in model.embedding.hot_ids()
+
+
+def test_hot_rows_need_a_table_in_host_memory(source: Path) -> None:
+    with pytest.raises(ValueError, match="hot_bytes: embed='gpu' has no table in host memory"):
+        ftw.load(source, embed="gpu", device="cpu", hot_bytes="64MiB")
+
+
+@pytest.mark.parametrize("hot_bytes", ["lots", -1, 1.5], ids=str)
+def test_hot_bytes_that_are_no_size_are_refused_before_anything_is_read(tmp_path: Path, hot_bytes: object) -> None:
+    with pytest.raises(ValueError, match=r"^hot_bytes: "):
+        ftw.load(tmp_path / "missing", embed="host", device="cpu", hot_bytes=hot_bytes)  # type: ignore[arg-type]

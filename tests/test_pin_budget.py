@@ -3,12 +3,11 @@
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ftw
 from ftw.host_limits import HostLimits
-from ftw.pin_budget import check_pin_budget, parse_limit
+from ftw.pin_budget import check_pin_budget
 
 PAGE, MI, GI = 4096, 1 << 20, 1 << 30
 SOURCE = "/models/gemma"
@@ -113,33 +112,3 @@ def test_source_of_a_refusal_is_printable() -> None:
 @pytest.mark.parametrize("tables", [{}, {"empty": 0}], ids=["none", "of-no-rows"])
 def test_no_bytes_are_never_refused(tables: dict[str, int]) -> None:
     check(tables, limits(available=0, cgroup_free=0), limit=0, pinned=GI)
-
-
-@pytest.mark.parametrize(
-    ("value", "nbytes"),
-    [
-        (None, None),
-        (0, 0),
-        (1, 1),
-        (1 << 70, 1 << 70),
-        ("8GiB", 8 * GI),
-        ("8G", 8 * GI),
-        ("0", 0),
-        ("4096", PAGE),
-        (np.int64(5), 5),
-        (np.uint64(1 << 63), 1 << 63),
-    ],
-    ids=str,
-)
-def test_parse_limit_reads(value: int | str | None, nbytes: int | None) -> None:
-    assert parse_limit(value) == nbytes
-
-
-@pytest.mark.parametrize(
-    "value",
-    [-1, np.int64(-1), np.True_, np.float64(1), True, False, 1.0, 8e9, b"8GiB", [1], "", "-1", "8PiB", "all", "1e9"],
-    ids=repr,
-)
-def test_parse_limit_refuses(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"^max_pinned_bytes: .* a size, such as "):
-        parse_limit(value)

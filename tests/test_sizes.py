@@ -1,8 +1,11 @@
 """Sizes as people write and read them."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
-from ftw.sizes import format_size, parse_size
+from ftw.sizes import format_size, parse_nbytes, parse_size
 
 KI, MI, GI, TI = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
@@ -48,3 +51,33 @@ def test_format_size(nbytes, text):
 @pytest.mark.parametrize("nbytes", [0, 7, 4 * KI, 96 * MI, 8 * GI, 3 * TI], ids=str)
 def test_parse_size_reads_what_format_size_writes(nbytes):
     assert parse_size(format_size(nbytes)) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [
+        (None, None),
+        (0, 0),
+        (1, 1),
+        (1 << 70, 1 << 70),
+        ("8GiB", 8 << 30),
+        ("8G", 8 << 30),
+        ("0", 0),
+        ("4096", 4096),
+        (np.int64(5), 5),
+        (np.uint64(1 << 63), 1 << 63),
+    ],
+    ids=str,
+)
+def test_parse_nbytes_reads(value: int | str | None, nbytes: int | None) -> None:
+    assert parse_nbytes("max_pinned_bytes", value) == nbytes
+
+
+@pytest.mark.parametrize(
+    "value",
+    [-1, np.int64(-1), np.True_, np.float64(1), True, False, 1.0, 8e9, b"8GiB", [1], "", "-1", "8PiB", "all", "1e9"],
+    ids=repr,
+)
+def test_parse_nbytes_refuses(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^max_pinned_bytes: .* a size, such as "):
+        parse_nbytes("max_pinned_bytes", value)
