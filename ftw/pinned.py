@@ -70,9 +70,6 @@ class PinnedBuffer:
     ) -> None:
         """Take the memory; nothing of it is touched yet.
 
-        Raises:
-            PinError: There are no addresses for it.
-
         Args:
             nbytes: As many bytes, which may be 0.
             name: The table it is for.
@@ -80,6 +77,9 @@ class PinnedBuffer:
             huge_pages: Ask for pages of 2 MiB, where they fit. On some kernels their allocation is slow.
             memory: Use this memory instead, of `nbytes` bytes, which the buffer then owns.
             driver: The driver's calls; None for those of the installed torch's kind of GPU.
+
+        Raises:
+            PinError: There are no addresses for it.
         """
         self.nbytes = nbytes
         self.pinned_nbytes = 0
