@@ -2,6 +2,7 @@
 
     first of its kind    arguments checked, kernels planned, compiled and launched by `ftw.kernels`
     all like it          the kept launch, with new ids and a new output
+    ids of a tracer      `ftw::lookup`, which a tracer sees as one step
 
 On which way it goes no row depends. Whatever the table alone settles is settled when this is made.
 """
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftw.errors import LookupArgumentError
+from ftw.errors import LookupArgumentError, printable
 from ftw.kept_launches import KeptLaunches
 from ftw.kernels import lookup as plain
 from ftw.kernels import packed_lookup as packed
 from ftw.kernels.arguments import check_scale, make_out
 from ftw.kernels.distinct import prefers_distinct
+from ftw.lookup_op import compiled_lookup, is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -33,17 +35,23 @@ _ALIGNMENT = 16  # what Triton compiles addresses apart by; units of rows are no
 class EagerLookup:
     """Looks rows of a table up; call it."""
 
-    def __init__(self, name: str, table: torch.Tensor, layout: TableLayout, hot_rows: HotRows | None) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, table: torch.Tensor, layout: TableLayout, hot_rows: HotRows | None, handle: int
+    ) -> None:
+        """Take a table whose number for `ftw::lookup` is `handle`."""
+        self._name = printable(name)
+        self._handle = handle
         self._table = table
         self._layout = layout
+        self._hot_rows = hot_rows
         self._hot = None if hot_rows is None else hot_rows.hot
         self._hot_device = None if hot_rows is None else hot_rows.device
+        self._whole = 0, layout.columns
         self._is_on_host = table.device.type == "cpu"
         self._is_direct = layout.dtype == layout.row_dtype  # no conversion is left for torch
         self._kept = KeptLaunches()
         # Plans take it rounded, as the wrappers round it.
-        scale = None if layout.scale is None else check_scale(name, layout.scale, layout.row_dtype)
+        scale = None if layout.scale is None else check_scale(self._name, layout.scale, layout.row_dtype)
         self._look_up: Callable[..., torch.Tensor]
         self._plan: Callable[..., Launch]
         if layout.ggml_type is None:
@@ -65,7 +73,7 @@ class EagerLookup:
         if not isinstance(ids, torch.Tensor):
             raise LookupArgumentError(f"{self._name}: ids: found a {type(ids).__name__}, a tensor is needed")
         layout = self._layout
-        if columns is not None and columns[1] == layout.columns:
+        if columns == self._whole:
             columns = None  # the whole row, for which the kernels are simpler
         target = out if self._is_direct else None
         key = self._key(ids, columns, target) if ids.is_cuda else None
@@ -74,6 +82,8 @@ class EagerLookup:
             width = layout.columns if columns is None else columns[1]
             rows = make_out(self._name, ids, width, layout.row_dtype, target)
             kept.launch(ids.data_ptr(), rows.data_ptr())
+        elif ids.is_meta or is_traced(ids):
+            return compiled_lookup(self._name, ids, self._handle, columns or self._whole, layout.dtype, out)
         else:
             rows = self._first(key, ids, columns, target)
         if self._is_direct:
@@ -82,9 +92,11 @@ class EagerLookup:
 
     def _key(self, ids: torch.Tensor, columns: tuple[int, int] | None, out: torch.Tensor | None) -> Hashable:
         """Return what a launch for these depends on; None where it is not one launch that can be kept."""
-        count, device = ids.numel(), ids.get_device()
-        if self._is_distinct(count) or not ids.is_contiguous() or device != torch.cuda.current_device():
+        if is_traced(ids):
             return None
+        count, device = ids.numel(), ids.get_device()
+        if self._is_distinct(count) or not ids.is_contiguous() or device != torch._C._cuda_getDevice():
+            return None  # ids on a GPU have initialised CUDA, which torch.cuda.current_device would ask for again
         out_offset = 0 if out is None else out.data_ptr() % _ALIGNMENT  # torch's own memory is aligned
         return count, columns, ids.data_ptr() % _ALIGNMENT, out_offset, ids.dtype, device
 
@@ -92,7 +104,7 @@ class EagerLookup:
         self, key: Hashable, ids: torch.Tensor, columns: tuple[int, int] | None, out: torch.Tensor | None
     ) -> torch.Tensor:
         """Look up with all checks, then keep the launch where there is a key for it."""
-        hot = self._hot if self._hot_device == ids.device else None
+        hot = self._hot if self._hot_device == ids.device and ids.is_cuda else None
         rows = self._look_up(
             self._table,
             ids,
@@ -102,10 +114,15 @@ class EagerLookup:
             out=out,
             launcher=self._kept.launcher,
         )
+        if self._hot_rows is not None and self._hot_device == ids.device and not ids.is_cuda:
+            self._hot_rows.count(ids, self._layout.first_id)
         if key is not None and rows.numel() and self._table.shape[0]:
             self._kept.keep(key, self._plan(self._table, ids, rows, columns=columns, hot=hot), ids, rows)
         return rows
 
     def _is_distinct(self, count: int) -> bool:
         """Whether so many ids are fetched distinctly: by shape alone, so that a captured graph stays right."""
-        return self._is_on_host and prefers_distinct(count, has_hot=self._hot is not None)
+        row_nbytes = self._layout.columns * self._layout.row_dtype.itemsize
+        return self._is_on_host and prefers_distinct(
+            count, num_rows=self._table.shape[0], out_nbytes=count * row_nbytes, has_hot=self._hot is not None
+        )

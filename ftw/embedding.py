@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from ftw.held_table import HeldTable
-from ftw.hot_rows import check_hot_ids, make_hot_rows
-from ftw.kernels.arguments import make_out
+from ftw.hot_rows import check_hot_ids, count_slots, make_hot_rows
 from ftw.lookup_op import compiled_lookup
 from ftw.prefetch import Prefetch, PrefetchQueue
 from ftw.table_layout import make_layout
@@ -30,6 +29,7 @@ class HostEmbedding(nn.Module):
     all. It cannot be pickled. Rows need no gradient.
 
     `torch.compile` sees a lookup as one step, `ftw::lookup`, which takes part in CUDA graphs; `ftw.lookup_op` says how.
+    So do other tracers, `torch.vmap`, and fake and meta ids. `torch.export` is refused.
 
     Attributes:
         name: The table's tensor.
@@ -70,6 +70,7 @@ class HostEmbedding(nn.Module):
                 gives a row of zeros, so that the sum over all shards is the whole table's. None for ids from 0 on.
             hot_rows: For how many rows there is room in device memory, at most all; None or 0 for none. Which ones
                 `set_hot_rows` says, or `update_hot_rows` learns. Each row of the table costs 8 bytes there besides.
+                Lookups on a CPU read the table itself and only count.
             hot_bytes: The same as the size of that room, in bytes or as text such as "64MiB".
             scale: Multiplies rows, as the models do that have one: a plain table's in its own dtype, before they are
                 converted to `dtype`, a packed one's once they are decoded to that. The scale is rounded to the same
@@ -78,22 +79,24 @@ class HostEmbedding(nn.Module):
             device: Where the hot rows live; None for the current GPU where the table is page-locked, else the CPU.
 
         Raises:
-            LookupArgumentError: The table is no matrix, `dtype` no floating-point type of torch, or the table does not
-                hold whole blocks of `ggml_type`, or there is no such type, or `vocab_range` is longer than the table;
-                or its rows cannot be scaled or cut as is asked for, or it shall have hot rows and is on the device.
+            LookupArgumentError: The table is no contiguous matrix, `dtype` no floating-point type of torch, or the
+                table does not hold whole blocks of `ggml_type`, or there is no such type, or `vocab_range` is longer
+                than the table; or its rows cannot be scaled or cut as is asked for, or it shall have hot rows and is
+                on the device.
             DeviceError: torch has no such device.
         """
         super().__init__()
         layout = make_layout(name, table, dtype, ggml_type, vocab_range, scale, num_slices)
         table = table if vocab_range is None else table[: layout.rows]
-        hot = make_hot_rows(name, table, hot_rows, hot_bytes, device) if hot_rows or hot_bytes else None
+        num_slots = count_slots(name, table, hot_rows, hot_bytes)
+        hot = make_hot_rows(name, table, num_slots, device) if num_slots else None
         self.name = name
         self.memory: MemoryReport | None = None
         self.placement = placement
         self.ggml_type = ggml_type
         self._layout = layout
-        self._held = HeldTable(name, table, layout, buffer, hot)
-        self._prefetches = PrefetchQueue(name)
+        self._held = HeldTable(name, table, layout, buffer, hot, is_hot_asked=num_slots is not None)
+        self._prefetches = PrefetchQueue(name, self._held.side_streams)
 
     @property
     def num_embeddings(self) -> int:
@@ -155,15 +158,15 @@ class HostEmbedding(nn.Module):
 
         Raises:
             LookupArgumentError: The ids have another dtype, or lie on a device that the table is not on; there is no
-                such layer; `out` is not what the rows need.
+                such layer; `out` is not what the rows need; the lookup is to be exported.
             ClosedError: The memory has been given back.
         """
         columns = None if layer is None else self._layout.columns_of(self.name, layer)
         if not torch.compiler.is_compiling():
             return self._held.look_up(ids, columns, out)
-        first_column, width = columns or (0, self._layout.columns)
-        rows = compiled_lookup(ids, self._held.handle, first_column, width, self._layout.dtype)
-        return rows if out is None else make_out(self.name, ids, width, rows.dtype, out).copy_(rows)
+        layout = self._layout
+        columns = columns or (0, layout.columns)
+        return compiled_lookup(self.name, ids, self._held.handle, columns, layout.dtype, out)
 
     def set_hot_rows(self, ids: torch.Tensor | Sequence[int]) -> None:
         """Make the rows of these ids the hot ones, and no others; on the current stream, as `update_hot_rows`.
@@ -172,40 +175,47 @@ class HostEmbedding(nn.Module):
             ids: Distinct ids of the table's rows, in one dimension, at most as many as there is room for.
 
         Raises:
-            LookupArgumentError: They are not, or the table has no hot rows.
+            LookupArgumentError: They are not, or no hot rows were asked for.
             ClosedError: The memory has been given back.
         """
         hot_rows = self._held.open_hot_rows()
-        numbers = check_hot_ids(self.name, ids, *self.vocab_range, hot_rows.num_slots)
-        self._prefetches.join()
-        hot_rows.set(numbers)
+        num_slots = 0 if hot_rows is None else hot_rows.num_slots
+        numbers = check_hot_ids(self.name, ids, *self.vocab_range, num_slots)
+        if hot_rows is not None:
+            self._held.side_streams.join()
+            hot_rows.set(numbers)
 
     def update_hot_rows(self) -> None:
         """Make the rows that lookups have read most often the hot ones, then halve all counts.
 
         Call it between steps, on the stream of the lookups: what is queued there before sees the old set, what comes
         after the new one, replays of graphs captured before among them. Lookups on other streams are the caller's to
-        order; prefetches are ordered here. The host does not wait. Rows that are never looked up stay out, and a row
-        leaves only where another one takes its place. Halving makes the set follow a stream that changes.
+        order; prefetches of this module and its copies are ordered here. The host does not wait. Rows that are never
+        looked up stay out, and a row leaves only where another one takes its place. Halving makes the set follow a
+        stream that changes. Where there is room for no row there is nothing to do.
 
         Peak device memory: 12 bytes for each row of the table and 80 for each hot one, for the moment.
 
         Raises:
-            LookupArgumentError: The table has no hot rows.
+            LookupArgumentError: No hot rows were asked for.
             ClosedError: The memory has been given back.
         """
         hot_rows = self._held.open_hot_rows()
-        self._prefetches.join()
-        hot_rows.update()
+        if hot_rows is not None:
+            self._held.side_streams.join()
+            hot_rows.update()
 
     def hot_ids(self) -> torch.Tensor:
         """Return the ids whose rows are hot, in order: int64 on the CPU, as `set_hot_rows` takes them. The host waits.
 
         Raises:
-            LookupArgumentError: The table has no hot rows.
+            LookupArgumentError: No hot rows were asked for.
             ClosedError: The memory has been given back.
         """
-        return self._held.open_hot_rows().row_numbers() + self._layout.first_id
+        hot_rows = self._held.open_hot_rows()
+        if hot_rows is None:
+            return torch.empty(0, dtype=torch.int64, device="cpu")
+        return hot_rows.row_numbers() + self._layout.first_id
 
     def prefetch(self, ids: torch.Tensor, *, layer: int | None = None) -> Prefetch:
         """Start a lookup on a side stream; the rows come from the `wait` of what is returned, or from `wait` here.
@@ -229,8 +239,18 @@ class HostEmbedding(nn.Module):
         """
         return self._prefetches.wait()
 
+    def drop_prefetches(self) -> None:
+        """Forget the prefetches that nobody has waited for, as after a step that failed before its `wait`.
+
+        The next `wait` would return the rows of the oldest of them. In a CUDA graph they have to be waited for.
+        """
+        self._prefetches.drop()
+
     def close(self) -> None:
-        """Give the memory back, once the device has finished. A CUDA graph that reads it must not run any more."""
+        """Give the memory back, once the device has finished.
+
+        No other thread may be looking up, and a CUDA graph that reads the table must not run any more.
+        """
         self._held.close()
 
     def extra_repr(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ftw.eager_lookup import EagerLookup
 from ftw.errors import ClosedError, LookupArgumentError, printable
 from ftw.lookup_op import register
+from ftw.prefetch import SideStreams
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,7 @@ class HeldTable:
     Attributes:
         name: The table's tensor.
         hot_rows: Those of its rows that lie in device memory; None where there are none, and after the close.
+        side_streams: Where prefetches read it.
         handle: By which `ftw::lookup` finds the table.
     """
 
@@ -36,12 +38,17 @@ class HeldTable:
         layout: TableLayout,
         buffer: PinnedBuffer | None = None,
         hot_rows: HotRows | None = None,
+        *,
+        is_hot_asked: bool = False,
     ) -> None:
+        """Hold a table; `is_hot_asked` where it shall have hot rows, though there may be room for none."""
         self.name = name
         self.hot_rows = hot_rows
+        self.side_streams = SideStreams()
         self.handle = register(self)
+        self._is_hot_asked = is_hot_asked
         self._table: torch.Tensor | None = table
-        self._lookup: EagerLookup | None = EagerLookup(name, table, layout, hot_rows)
+        self._lookup: EagerLookup | None = EagerLookup(name, table, layout, hot_rows, self.handle)
         self._buffer = buffer
 
     @property
@@ -74,16 +81,16 @@ class HeldTable:
             raise self._closed()
         return lookup(ids, columns, out)
 
-    def open_hot_rows(self) -> HotRows:
-        """Return the hot rows.
+    def open_hot_rows(self) -> HotRows | None:
+        """Return the hot rows; None where they were asked for, but there is room for none.
 
         Raises:
-            LookupArgumentError: The table has none.
+            LookupArgumentError: They were not asked for.
             ClosedError: The memory has been given back.
         """
         if self._table is None:
             raise self._closed()
-        if self.hot_rows is None:
+        if not self._is_hot_asked:
             problem = "hot rows: there are none, make the module with hot_rows or hot_bytes"
             raise LookupArgumentError(f"{printable(self.name)}: {problem}")
         return self.hot_rows

@@ -9,11 +9,13 @@ All of it is allocated once and never moves, so a captured graph sees each new s
 stream, in an order that is right for every lookup before and after: the slots of leaving rows become -1, the arriving
 rows are fetched into their places, and only then do their slots name them. Nothing depends on a number that the host
 would have to wait for: every step works on all slots, with masks.
+
+A CPU has no such order of its threads, nor memory that is faster than the table's: its lookups only count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,8 +24,13 @@ from ftw.errors import LookupArgumentError, printable
 from ftw.kernels.hot import Hot
 from ftw.kernels.lookup import lookup
 from ftw.sizes import parse_size
+from ftw.table_layout import whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _MAX_COUNT = (1 << 30) - 1  # twice that and one more is the greatest int32
+_INT32_MAX = torch.iinfo(torch.int32).max
 _INTEGERS = (torch.int32, torch.int64)
 
 
@@ -61,22 +68,30 @@ class HotRows:
 
     def set(self, row_numbers: torch.Tensor) -> None:
         """Make exactly these rows the hot ones: distinct int64 numbers on the CPU, at most `num_slots`."""
-        wanted = torch.zeros(self.num_slots, dtype=torch.int64)
+        wanted = torch.zeros(self.num_slots, dtype=torch.int64, device="cpu")
         wanted[: row_numbers.numel()] = row_numbers
-        is_wanted = torch.arange(self.num_slots) < row_numbers.numel()
+        is_wanted = torch.arange(self.num_slots, device="cpu") < row_numbers.numel()
         self._change(wanted.to(self.device), is_wanted.to(self.device))
 
     def update(self) -> None:
         """Make the rows counted most often the hot ones, then halve all counts.
 
         Of rows with equal counts those that are hot already stay, a hot row leaves only for another one, and a row that
-        was never counted does not come in.
+        was never counted does not come in. A count that has gone beyond int32 is one from 2^31 on.
         """
-        score = self._counts.clamp(0, _MAX_COUNT).mul_(2).add_(self.hot.slots >= 0)
+        counts = self._counts
+        score = torch.where(counts >= 0, counts, _MAX_COUNT).clamp_(max=_MAX_COUNT)
+        score.mul_(2).add_(self.hot.slots >= 0)
         scores, row_numbers = torch.topk(score, self.num_slots)
         del score
         self._change(row_numbers, scores > 0)
-        self._counts.bitwise_right_shift_(1)
+        counts.bitwise_right_shift_(1).bitwise_and_(_INT32_MAX)
+
+    def count(self, ids: torch.Tensor, first_id: int) -> None:
+        """Add 1 for each of these ids, of which `first_id` is the first row's; where no kernel does."""
+        numbers = ids.reshape(-1).to(torch.int64)
+        numbers = numbers[(numbers >= first_id) & (numbers - first_id < self._counts.shape[0])] - first_id
+        self._counts.index_add_(0, numbers, torch.ones_like(numbers, dtype=torch.int32))
 
     def row_numbers(self) -> torch.Tensor:
         """Return the numbers of the hot rows, in order, on the CPU; waits for the device."""
@@ -118,34 +133,40 @@ class HotRows:
         lookup(self._table, residents, hot=hot, out=self.hot.rows)
 
 
-def make_hot_rows(
-    name: str,
-    table: torch.Tensor,
-    hot_rows: int | None,
-    hot_bytes: int | str | None,
-    device: torch.device | str | None,
-) -> HotRows | None:
-    """Return room for `hot_rows` rows, or for as many as fit into `hot_bytes`; None where that is no row.
+def count_slots(name: str, table: torch.Tensor, hot_rows: int | None, hot_bytes: int | str | None) -> int | None:
+    """Return how many rows have room in `hot_rows` or `hot_bytes`; None where the one that is given asks for nothing.
 
     Raises:
         LookupArgumentError: Both are given, or one is no number or size, or the table is on a device itself.
-        DeviceError: torch has no such device.
     """
     subject = printable(name)
     if hot_rows is not None and hot_bytes is not None:
         raise LookupArgumentError(f"{subject}: hot_rows: found together with hot_bytes, one of them is needed")
+    if hot_rows is not None:
+        asked, slot_nbytes = _check_number(subject, "hot_rows", hot_rows), 1
+    elif hot_bytes is not None:
+        asked, slot_nbytes = _parse_bytes(subject, hot_bytes), max(table.shape[1] * table.element_size(), 1)
+    else:
+        return None
+    if not asked:
+        return None
     if table.device.type != "cpu":
         raise LookupArgumentError(f"{subject}: hot rows: found a table on {table.device}, one in host memory is needed")
-    num_slots = _check_number(subject, "hot_rows", hot_rows)
-    if hot_bytes is not None:
-        row_nbytes = table.shape[1] * table.element_size()
-        num_slots = _parse_bytes(subject, hot_bytes) // max(row_nbytes, 1)
-    num_slots = min(num_slots, table.shape[0]) if table.shape[1] else 0
-    if not num_slots:
-        return None
+    return min(asked // slot_nbytes, table.shape[0]) if table.shape[1] else 0
+
+
+def make_hot_rows(name: str, table: torch.Tensor, num_slots: int, device: torch.device | str | None) -> HotRows:
+    """Return room for `num_slots` rows, at least 1, on `device`.
+
+    None is the current GPU where the table is page-locked, else the CPU.
+
+    Raises:
+        DeviceError: torch has no such device.
+    """
     if device is None and not (torch.cuda.is_available() and table.is_pinned()):
         device = "cpu"
-    return HotRows(name, table, num_slots, resolve_device(device))
+    with torch.inference_mode(mode=False):  # what is made in it could only be changed in it
+        return HotRows(name, table, num_slots, resolve_device(device))
 
 
 def check_hot_ids(
@@ -157,12 +178,15 @@ def check_hot_ids(
         LookupArgumentError: They are no list of distinct ids of the table's rows, or more than there are slots.
     """
     subject = f"{printable(name)}: hot rows"
-    found = torch.as_tensor(ids) if len(ids) else torch.empty(0, dtype=torch.int64)
-    if found.ndim != 1 or found.dtype not in _INTEGERS:
+    try:
+        found = torch.as_tensor(ids, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise LookupArgumentError(f"{subject}: found a {type(ids).__name__}, a list of ids is needed") from error
+    if found.ndim != 1 or (found.numel() and found.dtype not in _INTEGERS):
         raise LookupArgumentError(f"{subject}: found {found.dtype} {list(found.shape)}, a list of ids is needed")
     if found.numel() > num_slots:
         raise LookupArgumentError(f"{subject}: found {found.numel()} ids, there is room for {num_slots}")
-    numbers = found.to("cpu", torch.int64)
+    numbers = found.to(torch.int64)
     is_outside = (numbers < first_id) | (numbers - first_id >= rows)
     if is_outside.any():
         first = int(numbers[is_outside][0])
@@ -182,8 +206,7 @@ def _parse_bytes(subject: str, size: int | str) -> int:
 
 
 def _check_number(subject: str, what: str, value: int | None) -> int:
-    if value is None:
-        return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    number = whole_number(value)
+    if number is None or number < 0:
         raise LookupArgumentError(f"{subject}: {what}: found {value!r}, a number from 0 on is needed")
-    return value
+    return number

@@ -1,25 +1,38 @@
 """The operator `ftw::lookup`: a lookup that a compiler sees as one opaque step.
 
-    ftw::lookup(Tensor ids, int handle, int first_column, int columns, ScalarType dtype) -> Tensor [ids.shape, columns]
+    ftw::lookup(Tensor ids, int handle, SymInt first_column, SymInt columns, ScalarType dtype)
+        -> Tensor [ids.shape, columns]
 
 The table is no input of it: of a page-locked tensor among its inputs inductor would make a copy, and no CUDA graph. The
 operator takes the number of a live table instead. Which numbers are live is state of the whole process, as torch's
 own table of operators is. The rows depend on nothing but ids and table, so it may be dropped or done once for two; the
 counts of hot rows then miss those lookups, and no row is different for it.
 
-It is for compiled code alone: in eager mode the way through torch's dispatcher costs 33 µs a call where the kernel
-itself costs 9 (H200, 2026-11-29), and eager calls go straight.
+Columns may be symbols, so one graph serves all layers. The handle is a constant: each table compiles the frame that it
+is looked up in once more, and torch takes 8 such (`torch._dynamo.config.recompile_limit`). An exported program would
+carry it to where it is another table's, so export is refused.
+
+It is for compiled code, and for ids that a tracer works with: in eager mode the way through torch's dispatcher costs
+33 µs a call where the kernel itself costs 9 (H200, 2026-11-29), and eager calls go straight.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ftw.errors import ClosedError
+from ftw.errors import ClosedError, LookupArgumentError, printable
+from ftw.kernels.arguments import make_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_count_modes = torch._C._len_torch_dispatch_stack
+_find_transform = torch._C._functorch.peek_interpreter_stack
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 class LooksUp(Protocol):
@@ -40,25 +53,43 @@ def register(table: LooksUp) -> int:
     return handle
 
 
+def is_traced(ids: torch.Tensor) -> bool:
+    """Whether ids are no numbers to be read now: fake ones, or those that a tracer or a transform works with."""
+    return (
+        (type(ids) is not torch.Tensor and type(ids).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
+        or _count_modes() > 0
+        or _find_transform() is not None
+    )
+
+
 def compiled_lookup(
-    ids: torch.Tensor, handle: int, first_column: int, columns: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """Look rows up by the operator, which is what compilers trace."""
-    rows: torch.Tensor = torch.ops.ftw.lookup(ids, handle, first_column, columns, dtype)
-    return rows
-
-
-def _lookup(
+    name: str,
     ids: torch.Tensor,
     handle: int,
-    first_column: int,
-    columns: int,
-    dtype: torch.dtype,  # noqa: ARG001
+    columns: tuple[int, int],
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Look columns, `(start, length)`, of rows up by the operator, which is what compilers and tracers see.
+
+    Raises:
+        LookupArgumentError: It is to be exported, or `out` is not what the rows need.
+    """
+    if _is_exporting():
+        problem = "found torch.export, which cannot take the table along; torch.compile is what lookups go with"
+        raise LookupArgumentError(f"{printable(name)}: export: {problem}")
+    rows: torch.Tensor = torch.ops.ftw.lookup(ids, handle, *columns, dtype)
+    return rows if out is None else make_out(printable(name), ids, columns[1], dtype, out).copy_(rows)
+
+
+def _lookup(ids: torch.Tensor, handle: int, first_column: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     table = _live.get(handle)
     if table is None:
         raise ClosedError(f"table {handle}: is gone, compiled code that looks rows up in it must not outlive it")
-    return table.look_up(ids, (first_column, columns))
+    rows = table.look_up(ids, (first_column, columns))
+    if rows.dtype != dtype:
+        raise LookupArgumentError(f"table {handle}: dtype: found {dtype}, lookups in it give {rows.dtype}")
+    return rows
 
 
 def _fake_lookup(
@@ -71,10 +102,21 @@ def _fake_lookup(
     return ids.new_empty((*ids.shape, columns), dtype=dtype)
 
 
+def _map_lookup(
+    info: Any,  # noqa: ARG001
+    in_dims: tuple[int | None, ...],
+    ids: torch.Tensor,
+    *arguments: Any,
+) -> tuple[torch.Tensor, int]:
+    ids = ids.movedim(in_dims[0] or 0, 0)  # never None: of the arguments only the ids are mapped
+    return torch.ops.ftw.lookup(ids, *arguments), 0
+
+
 torch.library.define(
     "ftw::lookup",
-    "(Tensor ids, int handle, int first_column, int columns, ScalarType dtype) -> Tensor",
+    "(Tensor ids, int handle, SymInt first_column, SymInt columns, ScalarType dtype) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.impl("ftw::lookup", ("cpu", "cuda"), _lookup)
 torch.library.register_fake("ftw::lookup", _fake_lookup)
+torch.library.register_vmap("ftw::lookup", _map_lookup)

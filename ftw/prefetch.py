@@ -6,6 +6,9 @@
 
 Memory that both streams use is told to torch's allocator, so it is not handed out again before both are done. Inside a
 capture the two events become edges of the graph: a prefetch that is started there has to be waited for there.
+
+Copies of a module have prefetches of their own, but one table, and the table knows the side streams of them all: what
+changes its hot rows waits for every lookup there, whether somebody has waited for that already, or forgotten it.
 """
 
 from __future__ import annotations
@@ -45,12 +48,38 @@ class Prefetch:
             rows.record_stream(stream)
         return rows
 
+    def drop(self) -> None:
+        """Let go of the rows; the queue has let go of this."""
+        self._rows = None
+
+
+class SideStreams:
+    """The side streams of lookups in one table."""
+
+    def __init__(self) -> None:
+        self._streams: set[torch.cuda.Stream] = set()  # not many: torch has 32 for each device
+
+    def add(self, stream: torch.cuda.Stream) -> None:
+        """Take a stream for lookups."""
+        self._streams.add(stream)
+
+    def join(self) -> None:
+        """Make the current streams wait for all lookups there that were started before.
+
+        While a graph is captured, for those of this capture; an order to others is the caller's of its replays.
+        """
+        for stream in tuple(self._streams):
+            current = torch.cuda.current_stream(stream.device)
+            if _is_capturing(stream) == _is_capturing(current):
+                current.wait_stream(stream)
+
 
 class PrefetchQueue:
-    """The prefetches of one module that nobody has waited for yet, the oldest first; and its side streams."""
+    """The prefetches of one module that nobody has waited for yet, the oldest first; and where they run."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, side_streams: SideStreams) -> None:
         self.subject = printable(name)
+        self._side_streams = side_streams
         self._started: deque[Prefetch] = deque()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -82,16 +111,21 @@ class PrefetchQueue:
         """Forget a prefetch that is waited for."""
         self._started.remove(prefetch)
 
-    def join(self) -> None:
-        """Make the current streams wait for all prefetches, which stay in the queue."""
-        if self._started:
-            for device, stream in self._streams.items():
-                torch.cuda.current_stream(device).wait_stream(stream)
+    def drop(self) -> None:
+        """Forget all prefetches that nobody has waited for."""
+        while self._started:
+            self._started.popleft().drop()
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
+            self._side_streams.add(self._streams[device])
         return self._streams[device]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrefetchQueue:
-        return PrefetchQueue(self.subject)
+        return PrefetchQueue(self.subject, self._side_streams)
+
+
+def _is_capturing(stream: torch.cuda.Stream) -> bool:
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()

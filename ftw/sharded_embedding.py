@@ -16,16 +16,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ftw.errors import FtwError, printable
+from ftw.errors import FtwError, LookupArgumentError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch.distributed import ProcessGroup
 
     from ftw.embedding import HostEmbedding
+    from ftw.kernels.hot import Hot
     from ftw.memory import MemoryReport
     from ftw.prefetch import Prefetch
+
+_UNIT_NBYTES = 4  # of the integers that are added, where rows consist of whole ones
 
 
 class ShardedEmbedding(nn.Module):
@@ -35,7 +38,7 @@ class ShardedEmbedding(nn.Module):
     NCCL, once the group has communicated on that device, as it has after `ftw.load`.
 
     Attributes:
-        shard: This rank's rows; alone it gives zeros for the ids of other ranks. Hot rows are chosen there.
+        shard: This rank's rows; alone it gives zeros for the ids of other ranks.
         group: The ranks.
         num_embeddings: Rows of all ranks together.
     """
@@ -100,9 +103,51 @@ class ShardedEmbedding(nn.Module):
         """Into how many slices, one for each layer, a row is cut; None for rows that are looked up whole."""
         return self.shard.num_slices
 
+    @property
+    def scale(self) -> float | None:
+        """What rows are multiplied by; None for nothing."""
+        return self.shard.scale
+
+    @property
+    def hot(self) -> Hot | None:
+        """This rank's hot rows, as `HostEmbedding.hot`."""
+        return self.shard.hot
+
     def forward(self, ids: torch.Tensor, *, layer: int | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the rows of `ids` on every rank; arguments and errors are those of `HostEmbedding.forward`."""
+        """Return the rows of `ids` on every rank; arguments and errors are those of `HostEmbedding.forward`.
+
+        `out` besides is at an address that is a multiple of 4 where the bytes of a row are.
+        """
+        if out is not None and not torch.compiler.is_compiling():
+            self._check_out(out)
         return self.reduce(self.shard(ids, layer=layer, out=out))
+
+    def set_hot_rows(self, ids: torch.Tensor | Sequence[int]) -> None:
+        """Make the rows of these ids, all of them this rank's, its hot ones, as `HostEmbedding.set_hot_rows` does.
+
+        Raises:
+            LookupArgumentError: They are not this rank's, or not distinct or too many, or none were asked for.
+            ClosedError: The memory has been given back.
+        """
+        self.shard.set_hot_rows(ids)
+
+    def update_hot_rows(self) -> None:
+        """Make this rank's rows that are read most its hot ones; it needs no other rank, and may have no room.
+
+        Raises:
+            LookupArgumentError: No hot rows were asked for.
+            ClosedError: The memory has been given back.
+        """
+        self.shard.update_hot_rows()
+
+    def hot_ids(self) -> torch.Tensor:
+        """Return the ids whose rows are hot on this rank, as `HostEmbedding.hot_ids` does.
+
+        Raises:
+            LookupArgumentError: No hot rows were asked for.
+            ClosedError: The memory has been given back.
+        """
+        return self.shard.hot_ids()
 
     def prefetch(self, ids: torch.Tensor, *, layer: int | None = None) -> ShardedPrefetch:
         """Start a lookup of this rank's rows on a side stream, as `HostEmbedding.prefetch` does.
@@ -119,6 +164,10 @@ class ShardedEmbedding(nn.Module):
         """
         return self.reduce(self.shard.wait())
 
+    def drop_prefetches(self) -> None:
+        """Forget the prefetches that nobody has waited for; all ranks have to."""
+        self.shard.drop_prefetches()
+
     def reduce(self, rows: torch.Tensor) -> torch.Tensor:
         """Make whole rows, in place, of those that each rank's `shard` has given for the same ids; return them.
 
@@ -128,9 +177,18 @@ class ShardedEmbedding(nn.Module):
         """
         if rows.numel() and self.group.size() > 1:
             row_nbytes = rows.shape[-1] * rows.element_size()
-            bits = rows.view(torch.uint8 if row_nbytes % 4 else torch.int32)
+            bits = rows.view(torch.uint8 if row_nbytes % _UNIT_NBYTES else torch.int32)
             dist.all_reduce(bits, group=self.group)
         return rows
+
+    def _check_out(self, out: torch.Tensor) -> None:
+        """Check what `reduce` needs before any rank waits for the others in it."""
+        if not out.ndim or out.shape[-1] * out.element_size() % _UNIT_NBYTES:
+            return
+        offset = out.storage_offset() * out.element_size()
+        if out.data_ptr() % _UNIT_NBYTES or offset % _UNIT_NBYTES:
+            problem = f"found address {out.data_ptr()}, {offset} bytes into its storage"
+            raise LookupArgumentError(f"{printable(self.name)}: out: {problem}, a multiple of {_UNIT_NBYTES} is needed")
 
     def close(self) -> None:
         """Give this rank's memory back, once the device has finished; a CUDA graph that reads it must have ended."""

@@ -59,9 +59,9 @@ def main(target_name: str) -> None:
         for unit in UNITS_OF_VARIANTS.get(variant, ("i32",)):
             compiled = _compile_lookup(target, unit, "i64", "i32", variant, is_slice=variant != "plain")
             _print("lookup", variant, unit, compiled)
-    for id_type, slots in (("i32", None), ("i64", "*i32")):
-        _print("elect", id_type, slots, _compile_elect(target, id_type, slots))
-        _print("spread", id_type, slots, _compile_spread(target, id_type, slots))
+    for id_type in ID_TYPES:
+        _print("elect", id_type, _compile_elect(target, id_type))
+        _print("spread", id_type, _compile_spread(target, id_type))
     for name in TYPES:
         for is_staged in (False, True):
             for out in ("bf16", "fp32", "fp16") if name in TYPES_OF_EVERY_OUT else ("bf16",):
@@ -86,23 +86,16 @@ def _compile_lookup(
     return _compile(lookup_kernel, target, signature, constants | {"BLOCK": 1024}, enable_fp_fusion=False)
 
 
-def _compile_elect(target: GPUTarget, id_type: str, slots: str | None) -> Any:
-    signature = {"ids_ptr": f"*{id_type}", "owners_ptr": "*i32", "num_ids": "i32", "first_id": "i32"}
-    return _compile_with_slots(elect_kernel, target, signature | {"table_rows": "i32"}, slots, BLOCK=256)
+def _compile_elect(target: GPUTarget, id_type: str) -> Any:
+    pointers = {"ids_ptr": f"*{id_type}", "owners_ptr": "*i32"}
+    sizes = {"num_ids": "i32", "first_id": "i32", "table_rows": "i32"}
+    return _compile(elect_kernel, target, pointers | sizes, {"BLOCK": 256})
 
 
-def _compile_spread(target: GPUTarget, id_type: str, slots: str | None) -> Any:
-    signature = {"out_ptr": "*i32", "ids_ptr": f"*{id_type}", "owners_ptr": "*i32", "first_id": "i32"}
-    sizes = {"table_rows": "i32", "out_units": "i32"}
-    return _compile_with_slots(spread_kernel, target, signature | sizes, slots, BLOCK=1024)
-
-
-def _compile_with_slots(
-    kernel: Any, target: GPUTarget, signature: dict[str, str], slots: str | None, **constants: Any
-) -> Any:
-    if slots is None:
-        return _compile(kernel, target, signature, constants | {"slots_ptr": None})
-    return _compile(kernel, target, signature | {"slots_ptr": slots}, constants)
+def _compile_spread(target: GPUTarget, id_type: str) -> Any:
+    pointers = {"out_ptr": "*i32", "ids_ptr": f"*{id_type}", "owners_ptr": "*i32"}
+    sizes = {"first_id": "i32", "table_rows": "i32", "out_units": "i32"}
+    return _compile(spread_kernel, target, pointers | sizes, {"BLOCK": 1024})
 
 
 def _compile_packed(name: str, is_staged: bool, out: str, target: GPUTarget, variant: str = "plain") -> Any:

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,15 @@ from hypothesis import strategies as st
 from packed_tables import random_table
 
 import ftw
+from ftw.eager_lookup import EagerLookup
 from ftw.kernels import distinct, packed_lookup
 from ftw.kernels import lookup as dense_lookup
 from ftw.kernels.arguments import check_distinct
 from ftw.kernels.distinct import make_owners, plan_distinct, prefers_distinct
+from ftw.kernels.hot import Hot
 from ftw.kernels.launching import launch_once
 from ftw.kernels.lookup import launch, lookup, plan_launch
+from ftw.table_layout import TableLayout
 
 ROWS = 13
 
@@ -79,22 +84,51 @@ def test_distinct_rows_of_a_shard(first_id: int) -> None:
 
 
 def test_each_row_is_fetched_by_its_owner_alone() -> None:
-    """After the fetch, the places of all other positions are as they were; outside and hot rows are everybody's."""
+    """After the fetch, the places of all other positions are as they were; ids outside are everybody's."""
     made = make_hot(random_rows(ROWS, 16, torch.bfloat16), [5])
     ids = torch.tensor([3, 3, 5, -1, 4, 3, 5, 4, 99])
     owners = make_owners(made.table, ids).fill_(-7)
     out = torch.full((9, 32), 0xA5, dtype=torch.uint8).view(torch.bfloat16)
     fetch = plan_launch(made.table, ids, out, hot=made.hot, owners=owners)
-    elect, fetch, spread = plan_distinct(fetch, ids, owners, out, first_id=0, hot=made.hot)
+    elect, fetch, spread = plan_distinct(fetch, ids, owners, out, first_id=0)
     launch_once(elect)
-    assert [row for row, owner in enumerate(owners.tolist()) if owner != -7] == [3, 4]
+    assert [row for row, owner in enumerate(owners.tolist()) if owner != -7] == [3, 4, 5]
     assert owners[3] in (0, 1, 5)
     assert owners[4] in (4, 7)
+    assert owners[5] in (2, 6)
     launch_once(fetch)
     fetched = [position for position, row in enumerate(out.view(torch.uint8)) if not (row == 0xA5).all()]
-    assert fetched == sorted({2, 3, 6, 8, int(owners[3]), int(owners[4])})
+    assert fetched == sorted([3, 8, *owners[3:6].tolist()])
     launch_once(spread)
     assert_same(out, expected_rows(made.whole, ids))
+
+
+@pytest.mark.parametrize("ggml_type", [None, "Q4_0"], ids=["plain", "packed"])
+@pytest.mark.parametrize("changes_before", ["elect", "fetch", "spread"])
+@pytest.mark.parametrize("becomes", ["hot", "cold"])
+def test_hot_rows_may_change_between_the_launches(becomes: str, changes_before: str, ggml_type: str | None) -> None:
+    """Owners are left over from elsewhere, and name a place of zeros."""
+    table = random_rows(ROWS, 32, torch.bfloat16) if ggml_type is None else random_table(ggml_type, ROWS, 32)
+    all_slots = torch.arange(ROWS, dtype=torch.int32)
+    no_slots = torch.full_like(all_slots, -1)
+    before, after = (no_slots, all_slots) if becomes == "hot" else (all_slots, no_slots)
+    hot = Hot(before.clone(), table.clone(), torch.zeros_like(all_slots))
+    ids = torch.tensor([-1, 5, 5, 0, 5, 12])
+    owners = torch.zeros_like(all_slots)
+    out = torch.full((6, 64), 0xA5, dtype=torch.uint8).view(torch.bfloat16)
+    if ggml_type is None:
+        fetch = plan_launch(table, ids, out, hot=hot, owners=owners)
+    else:
+        fetch = packed_lookup.plan_launch(table, ids, out, ggml_type, hot=hot, owners=owners)
+    launches = plan_distinct(fetch, ids, owners, out, first_id=0)
+    for name, launched in zip(("elect", "fetch", "spread"), launches, strict=True):
+        if name == changes_before:
+            hot.slots.copy_(after)
+        launch_once(launched)
+    wanted = expected_rows(values_of(table, ggml_type, torch.bfloat16), ids)
+    assert_same(out, wanted, is_exact=ggml_type is None)
+    assert hot.counts is not None
+    assert hot.counts.tolist() == expected_counts(ROWS, ids)
 
 
 @settings(max_examples=40, deadline=None)
@@ -123,9 +157,31 @@ def test_positions_fit_into_32_bits() -> None:
         check_distinct("lookup", torch.empty(2**31, dtype=torch.int64, device="meta"))
 
 
-def test_distinct_ids_are_preferred_by_number_alone() -> None:
-    assert not prefers_distinct(0)
-    assert not prefers_distinct(distinct._MIN_IDS - 1)
-    assert prefers_distinct(distinct._MIN_IDS)
-    assert not prefers_distinct(distinct._MIN_IDS, has_hot=True)
-    assert prefers_distinct(distinct._MIN_IDS_BESIDE_HOT, has_hot=True)
+def test_distinct_ids_are_preferred_from_a_number_on() -> None:
+    of_a_table = partial(prefers_distinct, num_rows=ROWS, out_nbytes=0)
+    assert not of_a_table(0)
+    assert not of_a_table(distinct._MIN_IDS - 1)
+    assert of_a_table(distinct._MIN_IDS)
+    assert not of_a_table(distinct._MIN_IDS, has_hot=True)
+    assert of_a_table(distinct._MIN_IDS_BESIDE_HOT, has_hot=True)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "out_nbytes", "is_preferred"),
+    [
+        pytest.param(1 << 20, 0, True, id="4_MiB_of_owners"),
+        pytest.param((1 << 20) + 1, 4 << 20, False, id="owners_above_both"),
+        pytest.param((1 << 20) + 1, (4 << 20) + 4, True, id="as_large_as_the_output"),
+        pytest.param(160_000_000, 1024 * 512 * 2, False, id="n_grams"),
+    ],
+)
+def test_owners_are_no_larger_than_the_output(num_rows: int, out_nbytes: int, is_preferred: bool) -> None:
+    for has_hot in (False, True):
+        assert prefers_distinct(1 << 16, num_rows=num_rows, out_nbytes=out_nbytes, has_hot=has_hot) is is_preferred
+
+
+@pytest.mark.parametrize(("rows", "is_distinct"), [(1 << 10, True), (3 << 20, False)], ids=["few_rows", "many_rows"])
+def test_eager_lookups_elect_where_owners_are_affordable(rows: int, is_distinct: bool) -> None:
+    table = torch.zeros(rows, 2, dtype=torch.int8)
+    layout = TableLayout(0, rows, 2, torch.int8, torch.int8, None, None, None)
+    assert EagerLookup("table", table, layout, None, handle=0)._is_distinct(2048) is is_distinct

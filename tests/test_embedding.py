@@ -1,7 +1,9 @@
 import copy
 import io
 import pickle
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -112,7 +114,14 @@ def test_whole_table_is_a_range_too(table: torch.Tensor) -> None:
     assert HostEmbedding(table).vocab_range == (0, 50)
 
 
-@pytest.mark.parametrize("vocab_range", [(-1, 5), (0, 51), (0, -1), (2**63 - 50, 50), (2**64, 0)], ids=str)
+@pytest.mark.parametrize(
+    "vocab_range",
+    [
+        (-1, 5), (0, 51), (0, -1), (2**63 - 50, 50), (2**64, 0),
+        5, (1, 2, 3), (0.0, 3), (0, 3.0), (True, 3), (0, True), ("a", 3), "ab", {0, 1},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_embedding_refuses_a_range(table: torch.Tensor, vocab_range: tuple[int, int]) -> None:
     with pytest.raises(ftw.LookupArgumentError, match=r"vocab_range: found .* 50 rows, is needed") as caught:
         HostEmbedding(table, vocab_range=vocab_range)
@@ -164,7 +173,9 @@ def test_packed_rows_are_scaled_once_they_are_decoded(dtype: torch.dtype) -> Non
     assert_equal_rows(HostEmbedding(packed, ggml_type="Q5_0", scale=5.7, dtype=dtype)(ids), wanted)
 
 
-@pytest.mark.parametrize("scale", [0.0, float("nan"), float("inf"), "2", True], ids=str)
+@pytest.mark.parametrize(
+    "scale", [0.0, float("nan"), float("inf"), "2", True, 10**400, Fraction(10**400), 10**5000, 2j], ids=lambda _: ""
+)
 def test_embedding_refuses_a_scale(table: torch.Tensor, scale: object) -> None:
     with pytest.raises(ftw.LookupArgumentError, match=r"wte: scale: found .* is needed"):
         HostEmbedding(table, name="wte", scale=scale)
@@ -199,12 +210,54 @@ def test_embedding_refuses_slices(table: torch.Tensor, num_slices: object) -> No
         HostEmbedding(table, name="wte", num_slices=num_slices)
 
 
-@pytest.mark.parametrize("layer", [-1, 3, 1.0, "1"], ids=repr)
+@pytest.mark.parametrize("layer", [-1, 3, 1.0, "1", True, np.int64(3)], ids=repr)
 def test_embedding_refuses_a_layer(table: torch.Tensor, layer: object) -> None:
     with pytest.raises(ftw.LookupArgumentError, match=r"wte: layer: found .*, allowed are 0 to 2"):
         HostEmbedding(table, name="wte", num_slices=3)(torch.tensor([1]), layer=layer)
     with pytest.raises(ftw.LookupArgumentError, match=r"wte: layer: found .*, but rows have no slices"):
         HostEmbedding(table, name="wte")(torch.tensor([1]), layer=layer)
+
+
+def test_numbers_of_numpy_are_numbers(table: torch.Tensor) -> None:
+    embedding = HostEmbedding(
+        table, vocab_range=(np.int64(3), np.uint8(20)), scale=np.float32(2), num_slices=np.int16(3)
+    )
+    ids = torch.arange(30)
+    found = embedding(ids, layer=np.int64(1))
+    assert torch.equal(found, HostEmbedding(table, vocab_range=(3, 20), scale=2.0, num_slices=3)(ids, layer=1))
+    assert [type(number) for number in (*embedding.vocab_range, embedding.scale, embedding.num_slices)] == [
+        int, int, float, int
+    ]  # fmt: skip
+
+
+def test_table_that_is_not_contiguous_is_refused(table: torch.Tensor) -> None:
+    for other in (table.T, table[:, 1:]):
+        with pytest.raises(
+            ftw.LookupArgumentError, match=r"wte: table: found .*, contiguous \[rows, columns\] is needed"
+        ):
+            HostEmbedding(other, name="wte")
+
+
+def test_name_is_shown_in_one_line(table: torch.Tensor) -> None:
+    name = "a\nb"
+    embedding = HostEmbedding(table, name=name, num_slices=3)
+    ids = torch.tensor([1])
+    for fail in (
+        lambda: HostEmbedding(table[0], name=name),
+        lambda: HostEmbedding(table, name=name, dtype=torch.int8),
+        lambda: HostEmbedding(table, name=name, vocab_range=(0, 51)),
+        lambda: HostEmbedding(table, name=name, scale=0.0),
+        lambda: HostEmbedding(table, name=name, num_slices=5),
+        lambda: HostEmbedding(table, name=name, hot_rows=-1),
+        lambda: embedding(ids, layer=3),
+        lambda: embedding(ids, out=torch.empty(1)),
+        lambda: embedding([1]),
+        embedding.wait,
+        embedding.update_hot_rows,
+    ):
+        with pytest.raises(ftw.LookupArgumentError) as caught:
+            fail()
+        assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("ids", [[1], 1, None], ids=repr)

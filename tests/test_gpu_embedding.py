@@ -367,6 +367,41 @@ def test_update_waits_for_prefetches(hot: Made) -> None:
         hot.check(hot.embedding.wait(), ids)
 
 
+def test_update_waits_for_prefetches_of_copies(hot: Made) -> None:
+    copied = copy.deepcopy(hot.embedding)
+    for shift in range(5):
+        ids = zipf_ids(8192, 100 * shift)
+        copied.prefetch(ids)
+        hot.embedding.update_hot_rows()
+        hot.check(copied.wait(), ids)
+
+
+def test_update_waits_for_what_another_stream_has_waited_for(hot: Made) -> None:
+    other = torch.cuda.Stream()
+    for shift in range(5):
+        ids = zipf_ids(8192, 100 * shift)
+        handle = hot.embedding.prefetch(ids)
+        with torch.cuda.stream(other):
+            rows = handle.wait()
+        hot.embedding.update_hot_rows()
+        torch.cuda.current_stream().wait_stream(other)
+        hot.check(rows, ids)
+
+
+def test_update_is_captured_after_a_prefetch_outside(hot: Made) -> None:
+    ids = zipf_ids(64)
+    hot.embedding.update_hot_rows()  # compiles what a capture could not
+    hot.embedding.prefetch(ids)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        hot.embedding.update_hot_rows()
+    graph.replay()
+    hot.embedding.update_hot_rows()
+    hot.check(hot.embedding.wait(), ids)
+    hot.check(hot.embedding(ids), ids)
+
+
 # Eager calls
 
 

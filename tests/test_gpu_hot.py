@@ -9,6 +9,7 @@ from hot_tables import HotTable, assert_same, make_hot, random_rows, values_of
 from packed_tables import random_table
 
 from ftw.ggml_types import ggml_types_by_name
+from ftw.kernels.distinct import prefers_distinct
 from ftw.kernels.hot import Hot
 from ftw.kernels.launching import Launcher
 from ftw.kernels.lookup import lookup
@@ -254,6 +255,43 @@ def test_scale_of_float32_is_rounded_once() -> None:
     for scale in (45.254834, -0.3, 1e-30, 3e38):
         wanted = table * torch.tensor(scale, device=DEVICE)
         assert_same(lookup(table, ids, scale=scale), wanted, is_exact=False)
+
+
+def zipf_ids(count: int) -> torch.Tensor:
+    """Return ids on the GPU that occur as words of a text do: the n-th most frequent row 1 / n times as often."""
+    weights = 1.0 / torch.arange(1, ROWS + 1, dtype=torch.float32)
+    return torch.randperm(ROWS)[torch.multinomial(weights, count, replacement=True)].to(DEVICE)
+
+
+def test_many_distinct_ids_beside_hot_rows(case: Case) -> None:
+    """So many that lookups choose it by themselves."""
+    ids = zipf_ids(40_000)
+    assert prefers_distinct(ids.numel(), num_rows=ROWS, out_nbytes=0, has_hot=True)
+    case.counts.zero_()
+    case.check(case.look_up(case.host, ids, is_distinct=True), ids, {})
+    case.check_counts(ids)
+
+
+def test_distinct_lookup_sees_a_set_that_changes_between_replays(case: Case) -> None:
+    """Every row has a copy; those that are poison in the table are always hot, the others by turns."""
+    was_hot = case.hot.slots >= 0
+    copies = case.gpu.view(torch.uint8).clone()
+    copies[was_hot] = case.hot.rows.view(torch.uint8)[case.hot.slots[was_hot].long()]
+    all_slots = torch.arange(ROWS, dtype=torch.int32, device=DEVICE)
+    hot = Hot(torch.where(was_hot, all_slots, -1), copies.view(case.gpu.dtype), torch.zeros_like(all_slots))
+    ids = zipf_ids(40_000)
+    case.look_up(case.host, ids, hot=hot, is_distinct=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = case.look_up(case.host, ids, hot=hot, is_distinct=True)
+    for share in (0.0, 0.5, 1.0, 0.3, 0.0):
+        is_hot = was_hot | (torch.rand(ROWS, device=DEVICE) < share)
+        hot.slots.copy_(torch.where(is_hot, all_slots, -1))
+        ids.copy_(zipf_ids(40_000))
+        out.view(torch.uint8).fill_(0xA5)
+        graph.replay()
+        case.check(out, ids, {})
+    del graph
 
 
 def test_all_ids_equal_and_all_outside(plain: Case) -> None:

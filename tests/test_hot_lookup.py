@@ -192,11 +192,26 @@ def test_decoded_values_are_rounded_before_they_are_scaled(name: str, dtype: tor
     check(way, make_hot(table, [0]), torch.arange(-1, table.shape[0]), name, dtype, scale=-0.37)
 
 
+@pytest.mark.parametrize("ggml_type", [None, "Q4_0"], ids=["plain", "packed"])
+def test_default_device_is_not_asked(ggml_type: str | None) -> None:
+    """Models are built under `torch.device("meta")`, and served under `torch.device("cuda")`."""
+    scale = 0.3515625 + torch.rand(1).item() / 1024  # rounded for the first time
+    made = make_hot(random_rows(ROWS, 32, torch.float16), HOT_ROWS)
+    if ggml_type is not None:
+        made = make_hot(random_table(ggml_type, ROWS, 32), HOT_ROWS)
+    with torch.device("meta"):
+        found = look_up(made.table, IDS, ggml_type=ggml_type, dtype=torch.float16, hot=made.hot, scale=scale)
+    wanted = expected_rows(values_of(made.whole, ggml_type, torch.float16), IDS, scale=scale)
+    assert_same(found, wanted, is_exact=False)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_outside_are_positive_zeros_for_any_scale(way: str) -> None:
     ids = torch.tensor([-1, ROWS, 2**62])
     for scale in (-1.5, 6e4):
         found = WAYS[way](random_rows(ROWS, 8, torch.float16), ids, ggml_type=None, dtype=torch.float16, scale=scale)
+        assert not found.view(torch.int16).count_nonzero()
+        found = WAYS[way](random_rows(1, 1, torch.float16), ids, ggml_type=None, dtype=torch.float16, scale=scale)
         assert not found.view(torch.int16).count_nonzero()
         found = WAYS[way](random_table("Q4_0", ROWS, 32), ids, ggml_type="Q4_0", dtype=torch.float16, scale=scale)
         assert not found.view(torch.int16).count_nonzero()

@@ -1,7 +1,9 @@
 """Hot rows: which they are, how they change, and that no lookup ever gives another row for it."""
 
 import math
+import threading
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -135,15 +137,67 @@ def test_count_that_is_huge_or_has_overflowed_does_no_harm() -> None:
     embedding = make(2)
     assert embedding.hot is not None
     assert embedding.hot.counts is not None
-    embedding.hot.counts[:4] = torch.tensor([2**31 - 1, 2**30, -(2**31), 1], dtype=torch.int32)
+    embedding.hot.counts[:4] = torch.tensor([2**31 - 1, 2**30 - 2, 5, 1], dtype=torch.int32)
+    look(embedding, 0)
+    assert embedding.hot.counts[0] == -(2**31)
     embedding.update_hot_rows()
     assert embedding.hot_ids().tolist() == [0, 1]
+    assert embedding.hot.counts[:4].tolist() == [2**30, 2**29 - 1, 2, 0]  # as of unsigned numbers
     check(embedding)
+
+
+def test_modes_of_their_making_do_not_matter() -> None:
+    with torch.inference_mode(), torch.device("meta"):
+        embedding = make(2)
+    ids = torch.tensor([3, 3, 4])
+    embedding(ids)
+    embedding.update_hot_rows()
+    assert embedding.hot_ids().tolist() == [3, 4]
+    with torch.inference_mode(), torch.device("meta"):
+        embedding(ids)
+        embedding.set_hot_rows([5, 6])
+        assert embedding.hot_ids().tolist() == [5, 6]
+        embedding.update_hot_rows()
+    embedding.set_hot_rows([7])
+    check(embedding)
+
+
+def test_threads_that_look_up_while_they_change_get_their_rows() -> None:
+    """On a CPU nothing orders them, so copies are not read there, only counted."""
+    table = torch.arange(128.0)[:, None].expand(128, 512).contiguous()
+    embedding = HostEmbedding(table, hot_rows=64)
+    wrong, is_done = [], threading.Event()
+
+    def look_up() -> None:
+        generator = torch.Generator().manual_seed(0)
+        while not is_done.is_set():
+            ids = torch.randint(0, 128, (256,), generator=generator)
+            if not torch.equal(embedding(ids), table[ids]):
+                wrong.append(ids)
+
+    threads = [threading.Thread(target=look_up) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(300):
+        embedding.set_hot_rows(torch.randperm(128)[:64])
+    is_done.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_lookups_on_a_cpu_read_the_table_itself() -> None:
+    embedding = make(2)
+    embedding.set_hot_rows([1, 2])
+    assert embedding.hot is not None
+    embedding.hot.rows.fill_(7)
+    ids = torch.tensor([1, 2, 3])
+    assert torch.equal(embedding(ids), TABLE[ids])
 
 
 def test_caller_sets_the_rows() -> None:
     embedding = make(4)
-    for ids in ([5, 39, 0], torch.tensor([1, 5], dtype=torch.int32), [], [2, 3, 1, 0]):
+    for ids in ([5, 39, 0], torch.tensor([1, 5], dtype=torch.int32), [], (2, 3, 1, 0), np.array([7, 6]), range(3)):
         embedding.set_hot_rows(ids)
         assert embedding.hot_ids().tolist() == sorted(int(number) for number in ids)
         check(embedding)
@@ -158,6 +212,13 @@ def test_caller_sets_the_rows() -> None:
         pytest.param([1, 2, 3, 4, 5], "found 5 ids, there is room for 4", id="too-many"),
         pytest.param([0.5], "a list of ids is needed", id="floats"),
         pytest.param(torch.zeros(1, 1, dtype=torch.int64), "a list of ids is needed", id="matrix"),
+        pytest.param(torch.tensor(3), "a list of ids is needed", id="0-d"),
+        pytest.param({1, 2}, "a list of ids is needed", id="set"),
+        pytest.param((number for number in (1, 2)), "a list of ids is needed", id="generator"),
+        pytest.param(None, "a list of ids is needed", id="none"),
+        pytest.param("ab", "a list of ids is needed", id="text"),
+        pytest.param([2**63], "a list of ids is needed", id="beyond-int64"),
+        pytest.param(torch.zeros(1, dtype=torch.int64, device="meta"), "a list of ids is needed", id="meta"),
     ],
 )
 def test_rows_that_cannot_be_hot_are_refused(ids: object, words: str) -> None:
@@ -215,8 +276,9 @@ def test_packed_rows_stay_packed(name: str) -> None:
         ({"hot_bytes": 5 * COLUMNS * 2 + 1}, 5),
         ({"hot_bytes": "64MiB"}, ROWS),
         ({"hot_rows": 2, "device": "cpu"}, 2),
+        ({"hot_rows": np.int32(2)}, 2),
     ],
-    ids=["rows", "more-than-there-are", "bytes", "text", "device"],
+    ids=["rows", "more-than-there-are", "bytes", "text", "device", "numpy"],
 )
 def test_room_is_given_as_rows_or_bytes(options: dict[str, object], num_slots: int) -> None:
     embedding = HostEmbedding(TABLE, **options)
@@ -229,7 +291,7 @@ def test_room_is_given_as_rows_or_bytes(options: dict[str, object], num_slots: i
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"hot_rows": 0}, {"hot_bytes": 0}, {"hot_bytes": "0"}, {"hot_bytes": COLUMNS * 2 - 1}],
+    [{}, {"hot_rows": 0}, {"hot_bytes": 0}, {"hot_bytes": "0"}],
     ids=str,
 )
 def test_no_room_means_no_hot_rows(options: dict[str, object]) -> None:
@@ -247,10 +309,25 @@ def test_no_room_means_no_hot_rows(options: dict[str, object]) -> None:
         ({"hot_rows": -1}, "hot_rows: found -1"),
         ({"hot_rows": 1.5}, "hot_rows: found 1.5"),
         ({"hot_rows": True}, "hot_rows: found True"),
+        ({"hot_rows": ""}, "hot_rows: found ''"),
+        ({"hot_rows": 0.0}, "hot_rows: found 0.0"),
+        ({"hot_bytes": ""}, "hot_bytes: '' is not a size"),
+        ({"hot_bytes": 0.0}, "hot_bytes: found 0.0"),
         ({"hot_bytes": "much"}, "hot_bytes: 'much' is not a size"),
         ({"hot_bytes": -8}, "hot_bytes: found -8"),
     ],
-    ids=["both", "negative", "fraction", "bool", "no-size", "negative-bytes"],
+    ids=[
+        "both",
+        "negative",
+        "fraction",
+        "bool",
+        "no-rows",
+        "no-number",
+        "no-bytes",
+        "no-bytes-number",
+        "no-size",
+        "negative-bytes",
+    ],
 )
 def test_room_that_is_none_is_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(ftw.LookupArgumentError) as caught:
@@ -263,9 +340,25 @@ def test_unknown_device_is_refused() -> None:
         make(2, device="cuda:99")
 
 
-def test_table_without_rows_or_columns_has_none() -> None:
-    assert HostEmbedding(torch.empty(0, 4), hot_rows=3).hot is None
-    assert HostEmbedding(torch.empty(4, 0), hot_bytes="1MiB").hot is None
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((4, 6), {"hot_bytes": 6 * 4 - 1}),
+        ((0, 4), {"hot_rows": 3}),
+        ((4, 0), {"hot_bytes": "1MiB"}),
+        ((4, 4), {"hot_rows": 3, "vocab_range": (9, 0)}),
+    ],
+    ids=["less-than-a-row", "no-rows", "no-columns", "no-ids"],
+)
+def test_room_that_was_asked_for_and_holds_none_stays_empty(shape: tuple[int, int], options: dict[str, object]) -> None:
+    """Ranks that all update have not all got rows."""
+    embedding = HostEmbedding(torch.zeros(shape), **options)
+    assert embedding.hot is None
+    embedding.set_hot_rows([])
+    embedding.update_hot_rows()
+    assert embedding.hot_ids().tolist() == []
+    with pytest.raises(ftw.LookupArgumentError, match="found 1 ids, there is room for 0"):
+        embedding.set_hot_rows([0])
 
 
 def test_close_gives_them_back() -> None:

@@ -45,7 +45,8 @@ class Chain:
 def runtime(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stand in for what Triton knows of hooks, and for torch's stream."""
     made = SimpleNamespace(launch_enter_hook=Chain(), launch_exit_hook=Chain())
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(knobs=SimpleNamespace(runtime=made)))
+    known = SimpleNamespace(__version__="3.6.0", knobs=SimpleNamespace(runtime=made))
+    monkeypatch.setitem(sys.modules, "triton", known)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: f"stream of {device}", raising=False)
     return made
 
@@ -89,6 +90,36 @@ def test_hooks_of_a_profiler_are_called(runtime: SimpleNamespace, name: str, hoo
     setattr(runtime, name, None)
     found.launch(4096, 8192)
     assert calls[1][0] == "directly"
+
+
+@pytest.mark.parametrize(
+    ("version", "way"),
+    [
+        ("3.3.1", "through Triton"),
+        ("3.4.0", "directly"),
+        ("3.6.0+git9c288bc5", "directly"),
+        ("3.9.0", "directly"),
+        ("3.10.0", "through Triton"),
+        ("3.40.0", "through Triton"),
+        ("4.4.0", "through Triton"),
+        (None, "through Triton"),
+    ],
+    ids=str,
+)
+def test_triton_of_an_unknown_version_is_called(
+    runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, version: str | None, way: str
+) -> None:
+    """Only what is known to take its arguments in this order is launched without asking."""
+    named = {} if version is None else {"__version__": version}
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(**named, knobs=SimpleNamespace(runtime=runtime)))
+    kept, calls = KeptLaunches(), []
+    launch, _ = keep(kept, "key", torch.tensor([0]), FakeCompiled(calls))
+    found = kept.find("key")
+    assert found is not None
+    found.launch(4096, 8192)
+    arguments = (launch.arguments[0], 4096, 8192, *launch.arguments[3:], *launch.constants)
+    rest = ("stream of -1", "function", "metadata", None, None, None, *arguments)
+    assert calls == [(way, *launch.grid, *rest) if way == "directly" else (way, launch.grid, arguments)]
 
 
 @pytest.mark.parametrize("triton", [None, SimpleNamespace()], ids=["not-imported", "without-knobs"])

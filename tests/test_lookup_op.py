@@ -8,6 +8,8 @@ import pytest
 import torch
 from packed_tables import assert_equal_rows, random_table
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import ftw
 from ftw.embedding import HostEmbedding
@@ -90,6 +92,75 @@ def test_layers_and_tables_are_told_apart() -> None:
 
     found = torch.compile(run, backend="aot_eager", fullgraph=True)(IDS)
     assert all(torch.equal(one, other) for one, other in zip(found, run(IDS), strict=True))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
+def test_layers_need_no_graph_each(backend: str) -> None:
+    embedding = HostEmbedding(torch.randn(50, 64), num_slices=32)
+    torch._dynamo.utils.counters.clear()
+    run = torch.compile(lambda ids, layer: embedding(ids, layer=layer) * 2, backend=backend, fullgraph=True)
+    for layer in range(32):
+        assert torch.equal(run(IDS, layer), embedding(IDS, layer=layer) * 2)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
+
+
+@pytest.mark.parametrize("is_strict", [False, True], ids=["loose", "strict"])
+def test_export_is_refused(is_strict: bool) -> None:
+    """An exported program would be loaded where its table's number is another one's, or nobody's."""
+    words = "wte: export: found torch.export, which cannot take the table along"
+    with pytest.raises(Exception, match=words) as caught:
+        torch.export.export(Model(HostEmbedding(TABLE, name="wte")), (IDS,), strict=is_strict)
+    assert is_strict or isinstance(caught.value, ftw.LookupArgumentError)
+
+
+@pytest.mark.parametrize("columns", [(4, 12), (0, 13), (-1, 4)], ids=str)
+def test_columns_outside_of_the_row_are_refused(columns: tuple[int, int]) -> None:
+    embedding = HostEmbedding(TABLE)
+    with pytest.raises(ftw.LookupArgumentError, match=r"columns: found"):
+        torch.ops.ftw.lookup(IDS, embedding._held.handle, *columns, torch.bfloat16)
+
+
+def test_other_dtype_than_the_rows_is_refused() -> None:
+    embedding = HostEmbedding(TABLE)
+    with pytest.raises(ftw.LookupArgumentError, match=r"dtype: found torch.float32, .* torch.bfloat16"):
+        torch.ops.ftw.lookup(IDS, embedding._held.handle, 0, 12, torch.float32)
+
+
+def test_fake_and_meta_ids_give_rows_like_them() -> None:
+    embedding = HostEmbedding(TABLE, num_slices=3)
+    for where in (FakeTensorMode(allow_non_fake_inputs=True), torch.device("meta")):
+        with where:
+            ids = torch.empty(3, dtype=torch.int64)
+            for rows in (embedding(ids, layer=1), embedding(ids, layer=1, out=embedding(ids, layer=1))):
+                assert (rows.shape, rows.dtype, rows.device) == ((3, 4), torch.bfloat16, ids.device)
+    fake = FakeTensorMode().from_tensor(IDS)
+    assert embedding(fake).shape == (2, 3, 12)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_traced_lookup_is_one_step(mode: str) -> None:
+    embedding = HostEmbedding(TABLE)
+    traced = make_fx(lambda ids: embedding(ids) + 1, tracing_mode=mode)(IDS)
+    assert "torch.ops.ftw.lookup" in traced.code
+    assert torch.equal(traced(IDS.flip(0)), embedding(IDS.flip(0)) + 1)
+
+
+def test_mapped_lookup_gives_equal_rows() -> None:
+    embedding = HostEmbedding(TABLE)
+    assert torch.equal(torch.vmap(embedding)(IDS), embedding(IDS))
+    assert torch.equal(torch.vmap(embedding, in_dims=1)(IDS), embedding(IDS.T))
+    assert torch.equal(torch.vmap(torch.vmap(embedding))(IDS), embedding(IDS))
+    assert torch.equal(torch.func.functionalize(embedding)(IDS), embedding(IDS))
+
+
+def test_subclasses_of_tensors_are_looked_up() -> None:
+    class Own(torch.Tensor):
+        pass
+
+    embedding = HostEmbedding(TABLE)
+    for ids in (IDS.as_subclass(Own), nn.Parameter(IDS, requires_grad=False)):
+        assert torch.equal(embedding(ids).as_subclass(torch.Tensor), embedding(IDS))
 
 
 def test_compiled_code_fills_out() -> None:

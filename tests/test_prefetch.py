@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import ftw
+from ftw import prefetch
 from ftw.embedding import HostEmbedding
+from ftw.prefetch import SideStreams
 
 TABLE = torch.randn(50, 12, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
 
@@ -70,3 +72,52 @@ def test_closed_embedding_prefetches_nothing(embedding: HostEmbedding) -> None:
     embedding.close()
     with pytest.raises(ftw.ClosedError):
         embedding.prefetch(torch.tensor([1]))
+
+
+def test_prefetches_of_a_step_that_failed_can_be_dropped(embedding: HostEmbedding) -> None:
+    stale = embedding.prefetch(torch.tensor([1]))
+    embedding.prefetch(torch.tensor([2]))
+    embedding.drop_prefetches()
+    embedding.drop_prefetches()
+    embedding.prefetch(torch.tensor([3]))
+    assert torch.equal(embedding.wait(), TABLE[3:4])
+    for wait in (embedding.wait, stale.wait):
+        with pytest.raises(ftw.LookupArgumentError, match="found no prefetch"):
+            wait()
+
+
+class FakeStream:
+    """A stream that notes which ones it has been made to wait for."""
+
+    def __init__(self, *, is_capturing: bool = False) -> None:
+        self.device = torch.device("cuda", 0)
+        self.is_capturing = is_capturing
+        self.waited_for: list[FakeStream] = []
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.waited_for.append(other)
+
+
+@pytest.mark.parametrize("is_capturing", [False, True], ids=["eager", "captured"])
+def test_updates_wait_for_the_side_streams_of_all_copies(
+    embedding: HostEmbedding, monkeypatch: pytest.MonkeyPatch, is_capturing: bool
+) -> None:
+    """Whoever was waited for already, and on whichever stream; but a capture waits for none that is not in it."""
+    current = FakeStream(is_capturing=is_capturing)
+    made = [FakeStream(is_capturing=is_capturing), FakeStream(), FakeStream(is_capturing=True)]
+    streams = iter(made)
+    monkeypatch.setattr(prefetch, "_is_capturing", lambda stream: stream.is_capturing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(streams))
+    copied = copy.deepcopy(embedding)
+    assert copied._held is embedding._held
+    for one in (embedding, copied, copy.deepcopy(copied)):
+        assert one._prefetches._stream(current.device) is one._prefetches._stream(current.device)
+    copied._held.side_streams.join()
+    assert len(current.waited_for) == 2
+    assert {stream.is_capturing for stream in current.waited_for} == {is_capturing}
+
+
+def test_tables_have_side_streams_of_their_own() -> None:
+    assert HostEmbedding(TABLE)._held.side_streams is not HostEmbedding(TABLE)._held.side_streams
+    SideStreams().join()

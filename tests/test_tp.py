@@ -286,6 +286,9 @@ def use(group: dist.ProcessGroup, source: Path) -> str:
         copied.half()
         assert not [name for name in copied.state_dict() if not name.startswith("1.")]
         assert torch.equal(copied[0](ids), whole)
+        misaligned = torch.empty(64 * 8 + 1, dtype=whole.dtype)[1:].view(64, 8)
+        with pytest.raises(ftw.LookupArgumentError, match=r"out: found address .*, a multiple of 4 is needed"):
+            embedding(ids, out=misaligned)
         assert embedding.name in model.tables
         assert embedding.name not in dict(model.weights())
         out = torch.empty_like(whole)
@@ -307,6 +310,35 @@ def test_embedding_is_used_like_any_other(ranks: Ranks, source: Path, size: int)
     assert [f"rank={rank}, size={size}" in found for rank, found in enumerate(ranks(size, use, source))] == [
         True
     ] * size
+
+
+def use_hot(group: dist.ProcessGroup, source: Path, hot_bytes: int) -> tuple[list[int], bool]:
+    with ftw.load(source, embed="host", device="cpu", tp=group, hot_bytes=hot_bytes) as model:
+        embedding = model.embedding
+        assert isinstance(embedding, ShardedEmbedding)
+        ids = torch.tensor([63, 63, 1, 1, 0, 0])
+        whole = embedding(ids)
+        embedding.update_hot_rows()
+        found = embedding.hot_ids()
+        assert torch.equal(embedding(ids), whole)
+        embedding.set_hot_rows([])
+        assert embedding.hot_ids().tolist() == []
+        embedding.set_hot_rows(found)
+        assert embedding.hot is embedding.shard.hot
+        assert embedding.scale is None
+        embedding.prefetch(ids)
+        embedding.drop_prefetches()
+        return found.tolist(), embedding.hot is not None
+
+
+def test_every_rank_has_hot_rows_of_its_own(ranks: Ranks, source: Path) -> None:
+    assert ranks(2, use_hot, source, 2 * 16) == [([0, 1], True), ([63], True)]
+
+
+def test_ranks_without_hot_rows_update_too(ranks: Ranks, source: Path, tmp_path: Path) -> None:
+    assert ranks(2, use_hot, source, 15) == [([], False)] * 2
+    table = special_rows(1, 8, torch.bfloat16)
+    assert ranks(2, use_hot, write_table(tmp_path / "m", table), 64) == [([0], True), ([], False)]
 
 
 def use_compiled(group: dist.ProcessGroup, source: Path) -> bool:

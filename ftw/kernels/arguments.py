@@ -36,20 +36,18 @@ def check_arguments(op: str, table: torch.Tensor, ids: torch.Tensor, first_id: i
         raise LookupArgumentError(f"{op}: first_id: found {first_id}, allowed are 0 to {_MAX_ID}")
 
 
-def check_columns(op: str, columns: tuple[int, int] | None, num_columns: int, block_size: int = 1) -> tuple[int, int]:
-    """Return `columns`, `(start, length)` within a row, or the whole row where that is None.
+def check_columns(op: str, columns: tuple[int, int], num_columns: int, block_size: int = 1) -> int:
+    """Return the length of `columns`, `(start, length)` within a row of `num_columns`.
 
     Raises:
         LookupArgumentError: They are not in the row, or no whole blocks of `block_size` values.
     """
-    if columns is None:
-        return 0, num_columns
     start, length = columns
     if not (0 <= start <= start + length <= num_columns) or start % block_size or length % block_size:
         blocks = f", in whole blocks of {block_size}," if block_size > 1 else ""
         allowed = f"(start, length) within the row's {num_columns}{blocks} is needed"
         raise LookupArgumentError(f"{op}: columns: found {columns}, {allowed}")
-    return start, length
+    return length
 
 
 def check_scale(op: str, scale: float, dtype: torch.dtype) -> float:
@@ -70,7 +68,7 @@ def check_scale(op: str, scale: float, dtype: torch.dtype) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _rounded_scale(scale: float, dtype: torch.dtype) -> float:
-    return torch.tensor(scale, dtype=dtype).item()
+    return torch.tensor(scale, dtype=dtype, device="cpu").item()
 
 
 def check_distinct(op: str, ids: torch.Tensor) -> None:

@@ -5,28 +5,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ftw.kernels.rows_triton import find_cold, find_owner, find_rows
+from ftw.kernels.rows_triton import find_owner, find_rows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 
 @triton.jit
-def elect_kernel(ids_ptr, owners_ptr, slots_ptr, num_ids, first_id, table_rows, BLOCK: tl.constexpr):
+def elect_kernel(ids_ptr, owners_ptr, num_ids, first_id, table_rows, BLOCK: tl.constexpr):
     """Write the position of each id of a block to its row's entry; whoever comes last owns the row.
 
-    ids_ptr [num_ids], owners_ptr int32 [table_rows], slots_ptr int32 [table_rows] or None: hot rows have no owner.
-    Grid: (blocks of ids).
+    ids_ptr [num_ids], owners_ptr int32 [table_rows]. Grid: (blocks of ids).
     """
     positions = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # In the place of an id behind the last one stands one that is outside every table.
     tokens = tl.load(ids_ptr + positions, mask=positions < num_ids, other=-1).to(tl.int64)
     rows, is_inside = find_rows(tokens, first_id, table_rows)
-    is_cold = find_cold(slots_ptr, rows, is_inside)
-    tl.store(owners_ptr + rows, positions.to(tl.int32), mask=is_cold)
+    tl.store(owners_ptr + rows, positions.to(tl.int32), mask=is_inside)
 
 
 @triton.jit
-def spread_kernel(out_ptr, ids_ptr, owners_ptr, slots_ptr, first_id, table_rows, out_units, BLOCK: tl.constexpr):
+def spread_kernel(out_ptr, ids_ptr, owners_ptr, first_id, table_rows, out_units, BLOCK: tl.constexpr):
     """Copy one block of a fetched row from its owner's place in the output to this one's, unless that is the owner.
 
     out_ptr [programs of axis 0, out_units], the rest as above. Grid: (ids, blocks of one row of the output).
@@ -34,8 +32,7 @@ def spread_kernel(out_ptr, ids_ptr, owners_ptr, slots_ptr, first_id, table_rows,
     position = tl.program_id(0).to(tl.int64)
     token = tl.load(ids_ptr + position).to(tl.int64)
     row, is_inside = find_rows(token, first_id, table_rows)
-    is_cold = find_cold(slots_ptr, row, is_inside)
-    owner, is_other = find_owner(owners_ptr, row, is_cold, position)
+    owner, is_other = find_owner(owners_ptr, row, is_inside, position)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_copied = columns < tl.where(is_other, out_units, 0)
     units = tl.load(out_ptr + owner.to(tl.int64) * out_units + columns, mask=is_copied, other=0)

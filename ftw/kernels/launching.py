@@ -18,6 +18,9 @@ _ALIGNMENT = 16  # Triton compiles addresses and integers that are multiples of 
 _MAX_INT32 = torch.iinfo(torch.int32).max
 _MIN_INT32 = torch.iinfo(torch.int32).min
 _IS_HIP = torch.version.hip is not None
+# Whose `CompiledKernel.run` takes (grid x, y, z, stream, function, packed metadata, launch metadata, enter hook, exit
+# hook, *arguments), and integers as pointers: read in each of them for CUDA and HIP, run on an H200 in 3.6.
+_KNOWN_TRITON = frozenset({"3.4", "3.5", "3.6", "3.7", "3.8", "3.9"})
 
 
 class Launch(NamedTuple):
@@ -70,7 +73,8 @@ class Bound:
     """What Triton has compiled for a launch, with all arguments but two, which are addresses.
 
     It goes round all that `CompiledKernel.__getitem__` does for hooks where there are none: making a dictionary of the
-    launch and calling two chains of nothing. Tensors on the device are bound as their addresses, as which Triton's
+    launch and calling two chains of nothing; but only in versions of Triton where what it calls is known, and through
+    `__getitem__` in all others. Tensors on the device are bound as their addresses, as which Triton's
     launchers take them without asking the driver where they lie; the binding keeps them alive.
     """
 
@@ -83,7 +87,7 @@ class Bound:
         self._at = at
         self._device = device
         self._keeps = launch.arguments
-        self._run = getattr(compiled, "run", None)
+        self._run = compiled.run if _is_known_triton() else None
         self._arguments = [
             argument.data_ptr() if isinstance(argument, torch.Tensor) and argument.is_cuda else argument
             for argument in launch.arguments
@@ -100,6 +104,11 @@ class Bound:
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         function, metadata = self._compiled.function, self._compiled.packed_metadata
         self._run(*self._grid, stream, function, metadata, None, None, None, *arguments, *self._constants)
+
+
+def _is_known_triton() -> bool:
+    version = getattr(sys.modules.get("triton"), "__version__", "")
+    return ".".join(version.split(".")[:2]) in _KNOWN_TRITON
 
 
 def _has_hooks() -> bool:

@@ -59,7 +59,8 @@ def lookup(
         columns: `(start, length)` of each row; None for all of it.
         scale: Finite and not zero; None for rows as they are. With one the table is float32, bfloat16 or float16.
         hot: Copies of rows on the ids' device.
-        is_distinct: Fetch each distinct row that is not hot once. Worth it where `prefers_distinct` says so.
+        is_distinct: Fetch each distinct row once, which takes 4 bytes of device memory for each row of the table while
+            it runs. Worth it where `prefers_distinct` says so.
         out: Contiguous, `ids.shape + (length,)`, of the table's dtype, on the ids' device; made where it is None.
         launcher: Keeps what has been compiled, so that later calls cost less; None to ask Triton each time.
 
@@ -67,7 +68,9 @@ def lookup(
         LookupArgumentError: An argument has a shape, dtype or device that is not allowed.
     """
     check_arguments("lookup", table, ids, first_id)
-    length = table.shape[1] if columns is None else check_columns("lookup", columns, table.shape[1])[1]
+    length = table.shape[1]
+    if columns is not None:
+        length = check_columns("lookup", columns, length)
     if scale is not None:
         scale = check_scale("lookup", scale, table.dtype)
     if hot is not None:
@@ -103,7 +106,7 @@ def launch(
     ids = ids.contiguous()
     owners = make_owners(table, ids) if is_distinct else None
     fetch = plan_launch(table, ids, out, first_id, columns=columns, scale=scale, hot=hot, owners=owners)
-    launches = [fetch] if owners is None else plan_distinct(fetch, ids, owners, out, first_id=first_id, hot=hot)
+    launches = [fetch] if owners is None else plan_distinct(fetch, ids, owners, out, first_id=first_id)
     launch_all(launches, launcher, ids.device.index)
 
 

@@ -36,6 +36,6 @@ def lookup_reference(
     if columns is not None:
         found = found[:, columns[0] : columns[0] + columns[1]].contiguous()
     if scale is not None:
-        found = found * torch.tensor(scale, dtype=found.dtype, device=found.device)
+        found *= torch.tensor(scale, dtype=found.dtype, device=found.device)
     target.zero_()
     target[is_inside] = found.view(torch.uint8)

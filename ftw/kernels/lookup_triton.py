@@ -34,7 +34,7 @@ def lookup_kernel(
 
     slots_ptr    int32 [table_rows]: rows whose slot is not negative are read from hot_ptr [slots, row_units] instead
     counts_ptr   int32 [table_rows]: the row's count goes up by 1
-    owners_ptr   int32 [table_rows]: a cold row is fetched at the position that owns it, and not written at the others
+    owners_ptr   int32 [table_rows]: a row is fetched at the position that owns it, and not written at the others
     out_units    of a part of each row, at whose start in the first row table_ptr and hot_ptr then point; else row_units
     scale        what values are multiplied by, in float32; a unit is then a value of floating point
     """
@@ -45,15 +45,13 @@ def lookup_kernel(
     width = out_units if out_units is not None else row_units
     written_units = width
     source = table_ptr + row * row_units
-    is_cold = is_inside
     is_read = is_inside
     if slots_ptr is not None:
         slot = find_slots(slots_ptr, row, is_inside)
-        is_cold = is_inside & (slot < 0)
         # One load from either place, so that a row is one wait for memory.
         source = tl.where(slot >= 0, hot_ptr + slot.to(tl.int64) * row_units, source)
     if owners_ptr is not None:
-        _, is_other = find_owner(owners_ptr, row, is_cold, position)
+        _, is_other = find_owner(owners_ptr, row, is_inside, position)
         is_read = is_inside & (is_other == 0)
         written_units = tl.where(is_other, 0, width)
     # Masked lanes read nothing, so an address far outside the table is never touched.

@@ -100,7 +100,8 @@ def packed_lookup(
         columns: `(start, length)` of each row, in values, whole blocks; None for all of it.
         scale: Finite and not zero; None for values as they are.
         hot: Copies of packed rows on the ids' device.
-        is_distinct: Fetch each distinct row that is not hot once. Worth it where `prefers_distinct` says so.
+        is_distinct: Fetch each distinct row once, which takes 4 bytes of device memory for each row of the table while
+            it runs. Worth it where `prefers_distinct` says so.
         out: Contiguous, `ids.shape + (length,)`, of that dtype, on the ids' device; made where it is None.
         launcher: Keeps what has been compiled, so that later calls cost less; None to ask Triton each time.
 
@@ -111,7 +112,7 @@ def packed_lookup(
     num_columns = packed_columns(table, ggml_type)
     if columns is not None:
         block_size = ggml_types_by_name()[ggml_type].block_size
-        num_columns = check_columns("packed_lookup", columns, num_columns, block_size)[1]
+        num_columns = check_columns("packed_lookup", columns, num_columns, block_size)
     if dtype not in OUT_DTYPES:
         allowed = ", ".join(map(str, OUT_DTYPES))
         raise LookupArgumentError(f"packed_lookup: dtype: found {dtype}, allowed are {allowed}")
@@ -185,7 +186,7 @@ def launch(
     ids = ids.contiguous()
     owners = make_owners(table, ids) if is_distinct else None
     fetch = plan_launch(table, ids, out, ggml_type, first_id, columns=columns, scale=scale, hot=hot, owners=owners)
-    launches = [fetch] if owners is None else plan_distinct(fetch, ids, owners, out, first_id=first_id, hot=hot)
+    launches = [fetch] if owners is None else plan_distinct(fetch, ids, owners, out, first_id=first_id)
     launch_all(launches, launcher, ids.device.index)
 
 

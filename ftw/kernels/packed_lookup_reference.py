@@ -40,5 +40,5 @@ def packed_lookup_reference(
     if columns is not None:
         found = found[:, columns[0] : columns[0] + columns[1]]
     if scale is not None:
-        found = found * torch.tensor(scale, dtype=found.dtype)
+        found = found * torch.tensor(scale, dtype=found.dtype, device=found.device)
     target[is_inside] = found

@@ -49,7 +49,7 @@ def packed_lookup_kernel(
 
     slots_ptr    int32 [table_rows]: rows whose slot is not negative are decoded from hot_ptr [slots, row_nbytes]
     counts_ptr   int32 [table_rows]: the row's count goes up by 1
-    owners_ptr   int32 [table_rows]: a cold row is fetched at the position that owns it, and not written at the others
+    owners_ptr   int32 [table_rows]: a row is fetched at the position that owns it, and not written at the others
     scale        what values are multiplied by once they are rounded
 
     Of a part of each row, table_ptr and hot_ptr point at its start in the first row.
@@ -65,18 +65,16 @@ def packed_lookup_kernel(
     count = tl.minimum(columns - start, ELEMENTS)
     written = count
     is_read = is_inside
-    is_cold = is_inside
     if slots_ptr is not None:
         slot = find_slots(slots_ptr, row, is_inside)
         is_hot = slot >= 0
-        is_cold = is_inside & (slot < 0)
-        is_read = is_cold
+        is_read = is_inside & (slot < 0)
         hot = hot_ptr + slot.to(tl.int64) * row_nbytes + offset
         if not IS_STAGED:
             packed = tl.where(is_hot, hot, packed)
     if owners_ptr is not None:
-        _, is_other = find_owner(owners_ptr, row, is_cold, position)
-        is_read = is_cold & (is_other == 0)
+        _, is_other = find_owner(owners_ptr, row, is_inside, position)
+        is_read = is_read & (is_other == 0)
         written = tl.where(is_other, 0, count)
     if IS_STAGED:
         source = packed.to(tl.pointer_type(UNIT), bitcast=True)

@@ -22,19 +22,10 @@ def find_slots(slots_ptr, rows, is_inside):
 
 
 @triton.jit
-def find_cold(slots_ptr, rows, is_inside):
-    """Return which rows have to be fetched from the table; without `slots_ptr` all inside of it."""
-    is_cold = is_inside
-    if slots_ptr is not None:
-        is_cold = is_inside & (find_slots(slots_ptr, rows, is_inside) < 0)
-    return is_cold
-
-
-@triton.jit
-def find_owner(owners_ptr, row, is_cold, position):
-    """Return who fetches a cold row, and whether that is somebody else than the one at this position."""
-    owner = tl.load(owners_ptr + row, mask=is_cold, other=0)
-    return owner, is_cold & (owner != position)
+def find_owner(owners_ptr, row, is_inside, position):
+    """Return who fetches a row, and whether that is somebody else than the one at this position."""
+    owner = tl.load(owners_ptr + row, mask=is_inside, other=0)
+    return owner, is_inside & (owner != position)
 
 
 @triton.jit
