@@ -38,6 +38,8 @@ _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lamb
 class LooksUp(Protocol):
     """What the operator needs of a table: `ftw.held_table.HeldTable`."""
 
+    name: str
+
     def look_up(self, ids: torch.Tensor, columns: tuple[int, int]) -> torch.Tensor:
         """Return these columns, `(start, length)`, of the rows of `ids`."""
 
@@ -75,9 +77,6 @@ def compiled_lookup(
     Raises:
         LookupArgumentError: It is to be exported, or `out` is not what the rows need.
     """
-    if _is_exporting():
-        problem = "found torch.export, which cannot take the table along; torch.compile is what lookups go with"
-        raise LookupArgumentError(f"{printable(name)}: export: {problem}")
     rows: torch.Tensor = torch.ops.ftw.lookup(ids, handle, *columns, dtype)
     return rows if out is None else make_out(printable(name), ids, columns[1], dtype, out).copy_(rows)
 
@@ -94,11 +93,15 @@ def _lookup(ids: torch.Tensor, handle: int, first_column: int, columns: int, dty
 
 def _fake_lookup(
     ids: torch.Tensor,
-    handle: int,  # noqa: ARG001
+    handle: int,
     first_column: int,  # noqa: ARG001
     columns: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
+    if _is_exporting():  # asked here, where nothing is traced: torch 2.11 says yes to whom it compiles
+        name = printable(_live[handle].name) if handle in _live else f"table {handle}"
+        problem = "found torch.export, which cannot take the table along; torch.compile is what lookups go with"
+        raise LookupArgumentError(f"{name}: export: {problem}")
     return ids.new_empty((*ids.shape, columns), dtype=dtype)
 
 

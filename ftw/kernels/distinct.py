@@ -10,9 +10,9 @@ is made for each call and never cleared: every entry that is read has been writt
 over between replays of a CUDA graph, or shared by two streams.
 
 The three launches cost 2.5 to 3 µs more than one. From 1024 ids on that is 3 % of a lookup whose ids are all different,
-and Zipf ids take 0.71 of the time there, 0.55 at 8192. With hot rows what crosses the link are mostly ids that occur
-once: Zipf ids took 5 % longer at 8192, evenly spread ones 1 % less, when hot rows took no part yet (bf16
-[151936, 2048], H200, CUDA graph, 2026-11-30).
+and Zipf ids take 0.71 of the time there, 0.55 at 8192. With 64 MiB of hot rows what crosses the link are mostly ids
+that occur once: Zipf ids take 6 % longer at 8192, 4 % at 32768 and 1 % at 65536, where evenly spread ones take 18 %
+less (bf16 [151936, 2048], H200, CUDA graph, 2026-11-30).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ftw.kernels.launching import Launch
 from ftw.kernels.units import cut_row
 
 _MIN_IDS = 1024
-_MIN_IDS_BESIDE_HOT = 32768
+_MIN_IDS_BESIDE_HOT = 65536
 _ELECT_BLOCK = 256
 _OWNER_NBYTES = 4
 _SMALL_NBYTES = 4 << 20  # of owners that are not worth a thought: 1 Mi rows
@@ -32,7 +32,7 @@ _SMALL_NBYTES = 4 << 20  # of owners that are not worth a thought: 1 Mi rows
 def prefers_distinct(num_ids: int, *, num_rows: int, out_nbytes: int, has_hot: bool = False) -> bool:
     """Whether so many ids of a table of `num_rows` are worth electing.
 
-    They are from 1024 on, with hot rows from 32768, unless that takes memory that a lookup should not: the owners have
+    They are from 1024 on, with hot rows from 65536, unless that takes memory that a lookup should not: the owners have
     4 bytes for each row of the table, which may be no more than the output's `out_nbytes`, or 4 MiB. All of that is
     known by shape alone, so that a captured graph is always right.
     """
