@@ -265,7 +265,7 @@ def zipf_ids(count: int) -> torch.Tensor:
 
 def test_many_distinct_ids_beside_hot_rows(case: Case) -> None:
     """So many that lookups choose it by themselves."""
-    ids = zipf_ids(40_000)
+    ids = zipf_ids(70_000)
     assert prefers_distinct(ids.numel(), num_rows=ROWS, out_nbytes=0, has_hot=True)
     case.counts.zero_()
     case.check(case.look_up(case.host, ids, is_distinct=True), ids, {})
@@ -279,7 +279,7 @@ def test_distinct_lookup_sees_a_set_that_changes_between_replays(case: Case) -> 
     copies[was_hot] = case.hot.rows.view(torch.uint8)[case.hot.slots[was_hot].long()]
     all_slots = torch.arange(ROWS, dtype=torch.int32, device=DEVICE)
     hot = Hot(torch.where(was_hot, all_slots, -1), copies.view(case.gpu.dtype), torch.zeros_like(all_slots))
-    ids = zipf_ids(40_000)
+    ids = zipf_ids(70_000)
     case.look_up(case.host, ids, hot=hot, is_distinct=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -287,7 +287,7 @@ def test_distinct_lookup_sees_a_set_that_changes_between_replays(case: Case) -> 
     for share in (0.0, 0.5, 1.0, 0.3, 0.0):
         is_hot = was_hot | (torch.rand(ROWS, device=DEVICE) < share)
         hot.slots.copy_(torch.where(is_hot, all_slots, -1))
-        ids.copy_(zipf_ids(40_000))
+        ids.copy_(zipf_ids(70_000))
         out.view(torch.uint8).fill_(0xA5)
         graph.replay()
         case.check(out, ids, {})
