@@ -20,7 +20,7 @@ _BATCH, _BATCHES_PER_UPDATE, _UPDATES = 1024, 32, 6
 
 @torch.inference_mode()
 def measure_calls(host: torch.Tensor, on_gpu: torch.Tensor) -> list[dict[str, Any]]:
-    """Time what eager calls cost the host, the output's allocation included, beside `nn.Embedding` on a table in VRAM."""
+    """Time what eager calls cost the host, the output's allocation included, beside `nn.Embedding` on a GPU table."""
     modules = {
         "HostEmbedding": HostEmbedding(host),
         "HostEmbedding, hot 32MiB": HostEmbedding(host, hot_bytes=_HOT_BYTES, device=on_gpu.device),
