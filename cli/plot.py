@@ -31,6 +31,8 @@ def check_plot(path: Path) -> None:
     except ImportError as error:
         problem = "a picture needs matplotlib; pip install matplotlib"
         raise OutputError(f"{printable(str(path))}: plot: {problem}") from error
+    if not path.parent.is_dir():
+        raise OutputError(f"{printable(str(path))}: plot: there is no folder '{printable(str(path.parent))}'")
     suffix = path.suffix.removeprefix(".").lower()
     allowed = set(FigureCanvasAgg.get_supported_filetypes()) - {"pgf"}  # which needs TeX
     if suffix not in allowed:

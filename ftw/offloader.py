@@ -46,6 +46,8 @@ def offload(
     dtype: torch.dtype | None = None,
     ggml_type: str | None = None,
     max_pinned_bytes: int | str | None = None,
+    hot_bytes: int | str | None = None,
+    scale: float | None = None,
 ) -> HostEmbedding:
     """Move a table from the GPU to pinned host memory, and return the module that looks its rows up from there.
 
@@ -68,6 +70,8 @@ def offload(
         ggml_type: The GGUF type of packed rows, a key of `ftw.ggml_types.PACKED_TYPES`; None for a plain table.
         max_pinned_bytes: Page-locked bytes that the table may bring this process to, as bytes or as a size such as
             "8GiB". None for what the host has available, of which a limit of yours takes the place.
+        hot_bytes: Keep the rows that are used most on the device, as many as fit into these bytes; see `HostEmbedding`.
+        scale: Multiply rows by this, as a module does whose `parameter` is given; see `HostEmbedding`.
 
     Returns:
         A module that owns the memory. Its `memory` tells what was measured, `freed_bytes` above all.
@@ -78,7 +82,8 @@ def offload(
         PinError: The table doesn't fit into host memory or the limit, or the driver refused to page-lock it. Nothing
             has changed then.
         DeviceError: torch has no such device.
-        LookupArgumentError: `dtype` is no floating-point type, or the rows are not whole blocks of `ggml_type`.
+        LookupArgumentError: `dtype` is no floating-point type, `hot_bytes` no size or `scale` no number, or the rows
+            are not whole blocks of `ggml_type`.
         ValueError: `max_pinned_bytes` is no size, or a tensor comes with `parameter`.
     """
     limit = parse_nbytes("max_pinned_bytes", max_pinned_bytes)
@@ -102,7 +107,8 @@ def offload(
     _empty_cache(tensor.device)  # so that what is measured is the table alone
     source = tensor.device
     with MemoryWatch(source) as watch:
-        embedding = _move(table, reader, name, dtype or table.dtype, ggml_type)
+        own = {"dtype": dtype or table.dtype, "ggml_type": ggml_type, "hot_bytes": hot_bytes, "scale": scale}
+        embedding = _move(table, reader, name, own)
         _empty_cache(source)
         pinned = embedding.pinned_nbytes if reader.type == "cuda" else tensor.nbytes
         embedding.memory = watch.report("host", "offloaded", {name: pinned})
@@ -162,20 +168,19 @@ def _count_uses(tensor: Any) -> int:
     return int(tensor._use_count())
 
 
-def _move(
-    table: Table, reader: torch.device, name: str, dtype: torch.dtype | None, ggml_type: str | None
-) -> HostEmbedding:
-    """Copy a table to host memory, then let go of the original; whatever fails leaves all as it was."""
+def _move(table: Table, reader: torch.device, name: str, own: dict[str, Any]) -> HostEmbedding:
+    """Copy a table to host memory, then let go of the original; whatever fails leaves all as it was.
+
+    `own` are options of the `HostEmbedding`.
+    """
     tensor = table.tensor
     with contextlib.ExitStack() as stack:
         buffer = PinnedBuffer(tensor.nbytes, name=name, device=reader)
         stack.callback(buffer.close)
         rows = _rows_in(buffer, tensor)
-        embedding = HostEmbedding(
-            rows, name=name, dtype=dtype, buffer=buffer, ggml_type=ggml_type, vocab_range=table.vocab_range
-        )
-        if ggml_type is not None:
-            prepare(ggml_type, reader)
+        embedding = HostEmbedding(rows, name=name, buffer=buffer, vocab_range=table.vocab_range, device=reader, **own)
+        if embedding.ggml_type is not None:
+            prepare(embedding.ggml_type, reader)
         buffer.pin(reader)
         copy_to_host(tensor, rows)
         _switch(tensor, rows, printable(name))

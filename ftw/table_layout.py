@@ -75,6 +75,8 @@ def make_layout(
         LookupArgumentError: One of them is not allowed, or does not fit the table.
     """
     subject = printable(name)
+    if not isinstance(table, torch.Tensor):
+        raise LookupArgumentError(f"{subject}: table: found a {type(table).__name__}, a tensor is needed")
     if table.ndim != 2 or not table.is_contiguous():
         found = f"{list(table.shape)} with strides {list(table.stride())}"
         raise LookupArgumentError(f"{subject}: table: found {found}, contiguous [rows, columns] is needed")

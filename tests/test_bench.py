@@ -52,6 +52,8 @@ def test_picture_that_cannot_be_drawn_is_refused_before_measuring(
     monkeypatch.setitem(sys.modules, "ftw.bench.lookup", measured)
     assert main(["bench", "lookup", "--plot", str(tmp_path / "picture.doc")]) == 1
     assert "suffix is '.doc'" in capsys.readouterr().err
+    assert main(["bench", "lookup", "--plot", str(tmp_path / "missing" / "picture.png")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_zipf_ids_are_spread_as_words_are() -> None:

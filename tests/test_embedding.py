@@ -300,3 +300,8 @@ def test_moving_and_casting_leaves_hot_rows_alone(table: torch.Tensor) -> None:
 
 def test_rows_need_no_gradient(table: torch.Tensor) -> None:
     assert not HostEmbedding(table, scale=2.0)(torch.tensor([1])).requires_grad
+
+
+def test_table_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(ftw.LookupArgumentError, match=r"^table: table: found a list, a tensor is needed$"):
+        HostEmbedding([1.0])  # type: ignore[arg-type]

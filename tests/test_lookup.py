@@ -200,3 +200,9 @@ def test_plan_takes_the_widest_unit(nbytes: int, unit: torch.dtype) -> None:
     assert plan.unit == unit
     assert plan.units * torch.empty(0, dtype=unit).element_size() == nbytes
     assert plan.block & (plan.block - 1) == 0
+
+
+@pytest.mark.parametrize("out", [[1], 5], ids=str)
+def test_out_that_is_no_tensor_is_refused(out: object) -> None:
+    with pytest.raises(ftw.LookupArgumentError, match=r"out: found a (list|int), a tensor is needed"):
+        lookup(torch.ones(3, 4), torch.tensor([1]), out=out)  # type: ignore[arg-type]

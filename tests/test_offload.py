@@ -1,5 +1,6 @@
 """Offloading on a CPU, where the table goes to a buffer of its own; tests/test_gpu_offload.py has what a GPU adds."""
 
+import contextlib
 import gc
 import weakref
 
@@ -484,3 +485,24 @@ def test_packed_shard() -> None:
     assert host.vocab_range == (64, 36)
     assert_equal_rows(host(torch.arange(64, 100)), rows)
     assert not host(torch.tensor([0, 63, 100, 127])).count_nonzero()
+
+
+def test_offloaded_table_has_hot_rows_and_a_scale() -> None:
+    embedding = nn.Embedding(50, 8, dtype=torch.bfloat16).requires_grad_(False)
+    wanted = embedding.weight[[3, 3, 7]] * torch.tensor(8**0.5, dtype=torch.bfloat16)
+    with contextlib.closing(ftw.offload(embedding, hot_bytes=64, scale=8**0.5)) as host:
+        assert host.hot is not None
+        assert host.hot.rows.shape == (4, 8)
+        for _ in range(2):
+            assert torch.equal(host(torch.tensor([3, 3, 7])), wanted)
+            host.update_hot_rows()
+        assert host.hot_ids().tolist() == [3, 7]
+
+
+def test_refused_options_leave_the_module_as_it_was() -> None:
+    embedding = nn.Embedding(50, 8).requires_grad_(False)
+    before = embedding.weight.data_ptr()
+    for options in ({"hot_bytes": "lots"}, {"scale": "x"}):
+        with pytest.raises(ftw.LookupArgumentError):
+            ftw.offload(embedding, **options)  # type: ignore[arg-type]
+    assert embedding.weight.data_ptr() == before

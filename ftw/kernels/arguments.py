@@ -91,6 +91,8 @@ def make_out(op: str, ids: torch.Tensor, columns: int, dtype: torch.dtype, out: 
     shape = (*ids.shape, columns)
     if out is None:
         return torch.empty(shape, dtype=dtype, device=ids.device)
+    if not isinstance(out, torch.Tensor):
+        raise LookupArgumentError(f"{op}: out: found a {type(out).__name__}, a tensor is needed")
     if out.shape != shape or out.dtype != dtype or out.device != ids.device or not out.is_contiguous():
         found = f"{out.dtype} {list(out.shape)} on {out.device}"
         problem = f"found {found}, contiguous {dtype} {list(shape)} on {ids.device} is needed"
