@@ -2,11 +2,14 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import ftw
@@ -156,3 +159,26 @@ def kill_reapers(folder: Path) -> None:
     for pid in reapers(folder):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not reapers(folder))
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Give a folder of its own on /dev/shm, and take it away with the reapers of what was in it."""
+    path = Path(tempfile.mkdtemp(prefix="ftw-test-", dir="/dev/shm"))
+    yield path
+    kill_reapers(path)
+    shutil.rmtree(path)
+
+
+@contextmanager
+def worker_starter(folder: Path) -> Iterator[Callable[..., Worker]]:
+    """Give a function that starts workers on a folder; those that are left are killed at the end."""
+    workers = []
+
+    def start_worker(**options: str) -> Worker:
+        workers.append(Worker(folder, **options))
+        return workers[-1]
+
+    yield start_worker
+    for worker in workers:
+        worker.kill()

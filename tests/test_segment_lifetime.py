@@ -4,10 +4,8 @@ import errno
 import gc
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from segment_worker import (
     NBYTES,
     content,
     environment,
-    kill_reapers,
+    scratch_folder,
     wait_until,
     wait_until_nothing_is_left,
 )
@@ -34,10 +32,8 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="ftw-test-", dir="/dev/shm"))
-    yield path
-    kill_reapers(path)
-    shutil.rmtree(path)
+    with scratch_folder() as path:
+        yield path
 
 
 def fill(view: memoryview) -> None:

@@ -5,10 +5,8 @@ import errno
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +20,10 @@ from segment_worker import (
     content,
     kill_reapers,
     reapers,
+    scratch_folder,
     wait_until,
     wait_until_nothing_is_left,
+    worker_starter,
 )
 
 from ftw import file_lock, segment_layout, segment_pages, segment_reaper, tmpfs
@@ -37,23 +37,14 @@ UNLIMITED = os.statvfs_result((PAGE_NBYTES, PAGE_NBYTES, 1 << 40, 1 << 40, 1 << 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="ftw-test-", dir="/dev/shm"))
-    yield path
-    kill_reapers(path)
-    shutil.rmtree(path)
+    with scratch_folder() as path:
+        yield path
 
 
 @pytest.fixture
 def start(folder) -> Iterator[Callable[..., Worker]]:
-    workers = []
-
-    def start_worker(**options) -> Worker:
-        workers.append(Worker(folder, **options))
-        return workers[-1]
-
-    yield start_worker
-    for worker in workers:
-        worker.kill()
+    with worker_starter(folder) as start_worker:
+        yield start_worker
 
 
 @pytest.fixture

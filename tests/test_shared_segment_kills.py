@@ -3,9 +3,7 @@
 import contextlib
 import os
 import random
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +15,9 @@ from segment_worker import (
     content,
     kill_reapers,
     reapers,
+    scratch_folder,
     wait_until_nothing_is_left,
+    worker_starter,
 )
 
 from ftw.shared_segment import open_segment
@@ -54,23 +54,14 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="ftw-test-", dir="/dev/shm"))
-    yield path
-    kill_reapers(path)
-    shutil.rmtree(path)
+    with scratch_folder() as path:
+        yield path
 
 
 @pytest.fixture
 def start(folder) -> Iterator[Callable[..., Worker]]:
-    workers = []
-
-    def start_worker(**options) -> Worker:
-        workers.append(Worker(folder, **options))
-        return workers[-1]
-
-    yield start_worker
-    for worker in workers:
-        worker.kill()
+    with worker_starter(folder) as start_worker:
+        yield start_worker
 
 
 def stopped_worker(start: Callable[..., Worker], step: str) -> Worker:
