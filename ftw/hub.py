@@ -66,6 +66,7 @@ class HubRepository:
         commit: The commit that was listed, from which every file is read.
         sizes: Bytes of each file, by its path in the repository; None where the hub does not tell.
         folders: Names in each folder, by its path; the root's is empty.
+        sha256s: SHA-256 of each large file (LFS), in hexadecimal, by path.
         contents: Small files that were fetched, by path: config.json is asked for more than once.
     """
 
@@ -73,6 +74,7 @@ class HubRepository:
     commit: str
     sizes: dict[str, int | None]
     folders: dict[str, list[str]]
+    sha256s: dict[str, str] = field(default_factory=dict)
     contents: dict[str, bytes] = field(default_factory=dict, repr=False)
 
 
@@ -92,11 +94,13 @@ def list_repository(hub_id: HubId) -> HubRepository:
     root = hub_id._replace(inside="")
     if info.sha is None:
         raise CheckpointError(str(root), "repository", "the hub does not tell its commit")
-    sizes = {file.rfilename: file.size for file in info.siblings or ()}
-    if len(sizes) >= _LIST_TREE_FROM:
+    files = [(file.rfilename, file.size, file.lfs) for file in info.siblings or ()]
+    if len(files) >= _LIST_TREE_FROM:
         tree = api.list_repo_tree(hub_id.repo_id, revision=info.sha, recursive=True)
-        sizes = {file.path: file.size for file in tree if isinstance(file, RepoFile)}
-    return HubRepository(root, info.sha, sizes, _folders_of(sizes))
+        files = [(file.path, file.size, file.lfs) for file in tree if isinstance(file, RepoFile)]
+    sizes = {name: nbytes for name, nbytes, _ in files}
+    sha256s = {name: lfs.sha256 for name, _, lfs in files if lfs is not None}
+    return HubRepository(root, info.sha, sizes, _folders_of(sizes), sha256s)
 
 
 def _folders_of(names: Iterable[str]) -> dict[str, list[str]]:

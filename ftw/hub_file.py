@@ -1,8 +1,8 @@
 """HubFile: one file of a repository on the hub, read by ranges over HTTP; never fetched whole.
 
-The requests are huggingface_hub's own: its session, token, endpoint and retries. The commit is in the address, so that
+The requests are huggingface_hub's own: its session, token and endpoint. The commit is in the address, so that
 all bytes are of one state of the repository, and every answer is held against what was asked for: a server that
-ignores ranges, or answers with other bytes or too few, is an error.
+ignores ranges, or answers with other bytes or too few, is an error. An answer that is cut off is continued.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.hub_errors import first_line, http_errors, refusal
+from ftw.hub_retry import wait_to_retry
 from ftw.strict_json import shown
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ MAX_HEADS_NBYTES = 64 << 20  # of all files of a checkpoint
 MAX_REQUESTS = 16  # at a time
 _MIN_HEAD_NBYTES = 16 << 10
 _CHUNK_NBYTES = 64 << 10
+_WAITS = (1, 2, 4, 8, 8)  # seconds
 _CONTENT_RANGE = re.compile(r"bytes (\d+-\d+)/(\d+|\*)")
 
 
@@ -82,26 +84,36 @@ class HubFile:
         self._head = bytes(head)
 
     def fetch_into(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `offset`, by one request.
+        """Fill `view` with the bytes at `offset`, by one request, and a few more where it fails or is cut off.
 
         Raises:
             CheckpointError: The answer is not what was asked for.
             SourceNotFoundError: The repository is gated, or gone.
             ConnectionError: The hub cannot be reached.
         """
-        if not view:
-            return
+        done, tries = 0, 1
+        while done < len(view):
+            error: Exception | None
+            try:
+                nbytes, error = self._request(offset + done, view[done:])
+                done += nbytes
+                final: Exception = self._short(offset + done, len(view) - done)
+            except http_errors() as failure:
+                error, final = failure, self._failure(failure)
+            if error and done < len(view) and not wait_to_retry(str(self.path), error, tries, _WAITS):
+                raise final from error
+            tries += 1
+
+    def _request(self, offset: int, view: memoryview) -> tuple[int, Exception | None]:
+        """Fill `view` by one request; return how many bytes came, and why not all of them."""
         headers = {"Accept-Encoding": "identity"}  # what is compressed on the way has no ranges
         wanted = f"{offset}-{offset + len(view) - 1}"
         is_part = len(view) < self.nbytes
         if is_part:
             headers["Range"] = f"bytes={wanted}"
-        try:
-            with _get(self.path.url, headers) as response:
-                self._check_answer(response, wanted if is_part else "")
-                self._fill(view, offset, _chunks(response))
-        except http_errors() as error:
-            raise self._failure(error) from error
+        with _get(self.path.url, headers) as response:
+            self._check_answer(response, wanted if is_part else "")
+            return self._fill(view, offset, _chunks(response))
 
     def _check_answer(self, response: Any, wanted: str) -> None:
         """Check that an answer holds the bytes `wanted`, such as "0-9"; where that is empty, the whole file."""
@@ -118,7 +130,7 @@ class HubFile:
             problem = f"the hub answers with {shown(found)}, 'bytes {wanted}/{self.nbytes}' is needed"
             raise CheckpointError(self.path, "file", problem)
 
-    def _fill(self, view: memoryview, offset: int, chunks: Iterator[bytes]) -> None:
+    def _fill(self, view: memoryview, offset: int, chunks: Iterator[bytes]) -> tuple[int, Exception | None]:
         done = 0
         try:
             for chunk in chunks:
@@ -128,10 +140,10 @@ class HubFile:
                 view[done : done + len(chunk)] = chunk
                 done += len(chunk)
         except http_errors() as error:
-            # Translated within the request: thrown into huggingface_hub's retries it would start them anew.
-            raise self._short(offset + done, len(view) - done) from error
+            return done, error  # thrown into huggingface_hub's retries it would start them anew
         if done < len(view):
             raise self._short(offset + done, len(view) - done)
+        return done, None
 
     def _short(self, position: int, missing: int) -> CheckpointError:
         return CheckpointError(self.path, "file", f"the hub's answer ends at byte {position}, {missing} bytes short")
@@ -172,7 +184,8 @@ def _get(url: str, headers: dict[str, str]) -> Iterator[Any]:
 
     utils = _utils()
     all_headers = {**utils.build_hf_headers(), **headers}
-    options: dict[str, Any] = {"headers": all_headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
+    # Its own retries differ by release, and sleep as long as the hub asks for; ours go on where an answer ended.
+    options: dict[str, Any] = {"headers": all_headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT, "max_retries": 0}
     if hasattr(utils, "http_stream_backoff"):
         with utils.http_stream_backoff("GET", url, **options) as response:
             yield response

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import SourceNotFoundError, printable
 from ftw.hub import HubId, HubPath, list_repository, parse_hub_id
-from ftw.hub_errors import http_errors, refusal
+from ftw.hub_errors import http_errors, is_unreachable, refusal
+from ftw.hub_fetch import fetch_snapshot
+from ftw.hub_retry import wait_to_retry
 from ftw.readers._gguf_files import choose_files
 from ftw.readers.ftw import GGUF_METADATA_NAME, FtwReader
 from ftw.readers.gguf import GgufReader
+from ftw.readers.safetensors import SafetensorsReader, listed_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ftw.hub import HubRepository
+
+_log = logging.getLogger("ftw")
+
 _NO_PATH = "path: does not exist, a file, a folder or a hub id is needed"
 # What a conversion needs of a repository, in the folder that is meant and below it; weights of other kinds are never
-# fetched, nor are GGUF files, of which a repository may hold many models, unless they were chosen.
+# fetched, nor are GGUF files, of which a repository may hold many models, unless they were chosen. Of safetensors files
+# those that the index or the name of the one says, or else all of the folder itself.
 _METADATA_PATTERNS = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py", "*.md")
-_SUFFIX = ".safetensors"
-_WEIGHT_PATTERNS = (f"*{_SUFFIX}", "*.ftw", f"*{GGUF_METADATA_NAME}")
+_WEIGHT_PATTERNS = ("*.safetensors", "*.ftw", f"*{GGUF_METADATA_NAME}")
+_BELOW_PATTERN = "*/*.safetensors"
 _GGUF_STRAYS = ["*mmproj*", "*imatrix*", "*mtp-*"]  # not needed for a GGUF model to be complete
+_LISTING_WAITS = (1, 4)  # seconds: whoever waits for a listing sits before the screen
+
+
+class _Patterns(NamedTuple):
+    """What is fetched of a repository, and what of that is not."""
+
+    wanted: list[str]
+    unwanted: list[str]
 
 
 def resolve_source(source: str | os.PathLike[str]) -> Path:
@@ -39,7 +56,10 @@ def resolve_source(source: str | os.PathLike[str]) -> Path:
     if isinstance(named, Path):
         return named
     place = _find_on_hub(named)
-    return place if isinstance(place, Path) else _fetch(named, _patterns_of(place))
+    if isinstance(place, Path):
+        return place
+    patterns = _patterns_of(place.as_path(), place.inside)
+    return fetch_snapshot(place.repository, named, *patterns) / named.inside
 
 
 def locate_source(source: str | os.PathLike[str]) -> Path:
@@ -75,22 +95,42 @@ _FILE_SUFFIXES = (".gguf", ".safetensors", ".json")
 
 def _find_on_hub(hub_id: HubId) -> HubPath | Path:
     """Return a place on the hub; where that does not answer, or refuses, one in the local cache."""
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RevisionNotFoundError,
+    )
 
     try:
-        place = HubPath(list_repository(hub_id), hub_id.inside)
+        place = HubPath(_list_repository(hub_id), hub_id.inside)
     except (HFValidationError, RevisionNotFoundError) as error:
         raise SourceNotFoundError(f"{hub_id}: hub id: {refusal(hub_id, error)}") from error
     except http_errors() as error:
         try:
-            return _find_in_cache(hub_id)
+            path = _find_in_cache(hub_id)
         except LocalEntryNotFoundError as cache_error:
             is_partial = hasattr(cache_error, "snapshot_path")  # huggingface_hub 2 knows what it should hold
             raise _not_found(hub_id, refusal(hub_id, error), is_partial=is_partial) from error
+        if not isinstance(error, OfflineModeIsEnabled):
+            _log.warning("%s: %s; what the local hub cache holds is taken", hub_id, refusal(hub_id, error))
+        return path
     if not place.exists():
         problem = f"the repository has no such file or folder, at commit {place.repository.commit}"
         raise SourceNotFoundError(f"{hub_id}: hub id: {problem}")
     return place
+
+
+def _list_repository(hub_id: HubId) -> HubRepository:
+    """List a repository; a hub that is busy is asked again, one that cannot be reached is not."""
+    tries = 1
+    while True:
+        try:
+            return list_repository(hub_id)
+        except http_errors() as error:
+            if is_unreachable(error) or not wait_to_retry(str(hub_id), error, tries, _LISTING_WAITS):
+                raise
+            tries += 1
 
 
 def _not_found(hub_id: HubId, reason: str, *, is_partial: bool) -> SourceNotFoundError:
@@ -123,39 +163,42 @@ def _find_in_cache(hub_id: HubId) -> Path:
         raise LocalEntryNotFoundError("not in the snapshot")
     if not path.is_dir():
         snapshot([escape(hub_id.inside)])
-    elif _is_gguf(path):
+    elif _is_gguf(path):  # which model was fetched is not known any more
         snapshot(_below(hub_id.inside, ["*.gguf"]), _GGUF_STRAYS)
     else:
-        snapshot(_below(hub_id.inside, [*_METADATA_PATTERNS, *_WEIGHT_PATTERNS]))
+        snapshot(*_patterns_of(path, hub_id.inside))
     return path
 
 
-def _fetch(hub_id: HubId, patterns: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+def _patterns_of(path: Path, inside: str) -> _Patterns:
+    """Return what is to be fetched: of one GGUF model its files alone, of another file its folder's metadata too.
 
-    failures: tuple[type[Exception], ...] = (LocalEntryNotFoundError, *http_errors())
-    try:
-        snapshot = snapshot_download(hub_id.repo_id, revision=hub_id.revision, allow_patterns=patterns)
-    except failures as error:
-        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
-        reason = refusal(hub_id, cause or error)
-        raise SourceNotFoundError(f"{hub_id}: hub id: cannot be fetched: {reason}") from error
-    return Path(snapshot, hub_id.inside)
-
-
-def _patterns_of(place: HubPath) -> list[str]:
-    """Return what is to be fetched: of one GGUF model its files alone, of another file its folder's metadata too."""
-    is_folder = place.is_dir()
-    folder = place.inside if is_folder else place.parent.inside
-    weights: list[str] = list(_WEIGHT_PATTERNS)
-    if _is_gguf(place.as_path()):
-        weights = [escape(name) for name in choose_files(place.as_path()).names]
+    Args:
+        path: Where it lies, on the hub or in the local cache.
+        inside: The same within the repository.
+    """
+    is_folder = path.is_dir()
+    folder = inside if is_folder else inside.rpartition("/")[0]
+    weights, unwanted = list(_WEIGHT_PATTERNS), list[str]()
+    if _is_gguf(path):
+        weights = [escape(name) for name in choose_files(path).names]
         if not is_folder:
-            return _below(folder, weights)
-    elif place.name.endswith(_SUFFIX):
-        weights = [escape(place.name)]
-    return _below(folder, [*_METADATA_PATTERNS, *weights])
+            return _Patterns(_below(folder, weights), [])
+    elif not FtwReader.accepts(path) and SafetensorsReader.accepts(path):
+        names = listed_files(path)
+        if names is None:
+            unwanted = [_BELOW_PATTERN]
+        else:
+            _check_all_there(path if is_folder else path.parent, names)
+            weights = [escape(name) for name in names]
+    return _Patterns(_below(folder, [*_METADATA_PATTERNS, *weights]), _below(folder, unwanted))
+
+
+def _check_all_there(folder: Path, names: list[str]) -> None:
+    """Check that the hub lists all of the files, before the first is fetched."""
+    if isinstance(folder, HubPath):
+        for name in names:
+            _ = (folder / name).nbytes
 
 
 def _is_gguf(path: Path) -> bool:

@@ -4,20 +4,29 @@
 /api/models/ORG/NAME/tree/REV           its files again
 /ORG/NAME/resolve/REV/PATH              a small file, or, of a large one (LFS), a redirect to the CDN
 CDN/SHA256                              a large file, whole or a range of it; another origin than the hub's
+
+Each of these can be made to fail, once, a few times or always: `HubServer.fail`.
 """
 
+import contextlib
 import hashlib
 import json
+import os
 import re
+import socket
+import struct
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
+PARTS = {"listing": r"/api/models/[^/]+/[^/]+(/revision/.+)?", "tree": r"/api/.+/tree/.+", "file": r"/.+/resolve/.+"}
 LARGE = (".safetensors", ".gguf", ".ftw")
 TOKEN = "hf_rightToken"
 
@@ -27,6 +36,23 @@ class Request(NamedTuple):
     path: str
     headers: dict[str, str]
     is_cdn: bool
+
+
+@dataclass
+class Fault:
+    """What happens to the next requests for a part of the hub.
+
+    Attributes:
+        part: "listing", "tree", "file" (of the hub: a small file, or the redirect of a large one) or "cdn".
+        answer: Answers instead of the hub, with its handler.
+        times: How many requests; None for all.
+        name: Only those for the file of this name.
+    """
+
+    part: str
+    answer: "Callable[[_Handler], None]"
+    times: int | None
+    name: str
 
 
 @dataclass
@@ -55,6 +81,8 @@ class HubServer:
         self.requests: list[Request] = []
         self.answer_range: Callable[[bytes, int, int], tuple[int, dict[str, str], bytes]] = answer_range
         self.gate: Callable[[], None] = lambda: None
+        self.closing = threading.Event()
+        self._faults: list[Fault] = []
         self.lock = threading.Lock()
         self._blobs: dict[str, tuple[str, bytes]] = {}
         self._servers = [self._start(is_cdn) for is_cdn in (False, True)]
@@ -66,7 +94,28 @@ class HubServer:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return server
 
+    def fail(
+        self, part: str, answer: "Callable[[_Handler], None]", times: int | None = None, *, name: str = ""
+    ) -> None:
+        """Answer requests for a part of the hub otherwise, after those that an earlier call was about."""
+        self._faults.append(Fault(part, answer, times, name))
+
+    def heal(self) -> None:
+        """Answer all requests as they should be from now on."""
+        self._faults.clear()
+
+    def take_fault(self, path: str, is_cdn: bool) -> Fault | None:
+        """Return what shall happen to a request, and count it."""
+        name = self.blob(path[1:])[0] if is_cdn else path
+        for fault in self._faults:
+            is_part = fault.part == "cdn" if is_cdn else re.fullmatch(PARTS.get(fault.part, "cdn"), path)
+            if is_part and fault.times != 0 and name.endswith(fault.name):
+                fault.times = None if fault.times is None else fault.times - 1
+                return fault
+        return None
+
     def close(self) -> None:
+        self.closing.set()
         for server in self._servers:
             server.shutdown()
             server.server_close()
@@ -126,10 +175,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        self.max_body_nbytes: int | None = None
+        self.ignores_range = False
+        self.change: Callable[[bytes], bytes] = bytes
         path = unquote(urlsplit(self.path).path)
         headers = {name.lower(): value for name, value in self.headers.items()}
         with self.hub.lock:
             self.hub.requests.append(Request(self.command, path, headers, self.is_cdn))
+            fault = self.hub.take_fault(path, self.is_cdn)
+        if fault is None:
+            self.answer()
+        else:
+            fault.answer(self)
+
+    def answer(self) -> None:
+        """Answer as the hub does, but no more bytes than `max_body_nbytes`."""
+        path = unquote(urlsplit(self.path).path)
         if self.is_cdn:
             self.hub.gate()
             self._send_content(*self.hub.blob(path[1:]))
@@ -150,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[: self.max_body_nbytes])
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         body = json.dumps({"error": message}).encode()
@@ -186,7 +247,15 @@ class _Handler(BaseHTTPRequestHandler):
                 for name, content in files.items()
             ]
         else:
-            siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+            siblings = [
+                {
+                    "rfilename": name,
+                    "size": len(content),
+                    "blobId": sha256(content)[:40],
+                    **_lfs(name, content, "sha256"),
+                }
+                for name, content in files.items()
+            ]
             answer = {"id": repo_id, "modelId": repo_id, "sha": commit, "private": False, "siblings": siblings}
         self._send(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
 
@@ -212,19 +281,126 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(302, headers, b"")
 
     def _send_content(self, name: str, content: bytes, headers: dict[str, str] | None = None) -> None:
+        content = self.change(content)
         status, more, body = 200, {}, content
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if match:
+        if match and not self.ignores_range:
             status, more, body = self.hub.answer_range(content, int(match[1]), int(match[2] or len(content) - 1))
         if self.command != "HEAD":
             with self.hub.lock:
-                self.hub.served[name] += len(body)
+                self.hub.served[name] += len(body[: self.max_body_nbytes])
         self._send(status, {"Accept-Ranges": "bytes", **(headers or {}), **more}, body)
         if len(body) < int(more.get("Content-Length", 0)):
             self.close_connection = True
 
 
-def _lfs(name: str, content: bytes) -> dict[str, object]:
+def _lfs(name: str, content: bytes, digest_key: str = "oid") -> dict[str, object]:
     if not name.endswith(LARGE):
         return {}
-    return {"lfs": {"oid": sha256(content), "size": len(content), "pointerSize": 134}}
+    return {"lfs": {digest_key: sha256(content), "size": len(content), "pointerSize": 134}}
+
+
+# faults
+
+
+def status(code: int, **headers: str) -> Callable[[_Handler], None]:
+    """Answer with a status, and headers such as `Retry_After`."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda handler: handler._send(code, named, b"")
+
+
+def drop(handler: _Handler) -> None:
+    """Close the connection instead of an answer."""
+    handler.close_connection = True
+
+
+def cut(nbytes: int, *, is_reset: bool = False) -> Callable[[_Handler], None]:
+    """Close the connection, or reset it, after so many bytes of the content that was announced."""
+
+    def answer(handler: _Handler) -> None:
+        handler.max_body_nbytes = nbytes
+        handler.answer()
+        handler.close_connection = True
+        if is_reset:
+            handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            os.close(handler.connection.detach())
+
+    return answer
+
+
+def silence(handler: _Handler) -> None:
+    """Never answer."""
+    handler.hub.closing.wait(60)
+    handler.close_connection = True
+
+
+def whole(handler: _Handler) -> None:
+    """Answer a request for a range with the whole file."""
+    handler.ignores_range = True
+    handler.answer()
+
+
+def changed(change: Callable[[bytes], bytes]) -> Callable[[_Handler], None]:
+    """Answer with another content than the one that is listed."""
+
+    def answer(handler: _Handler) -> None:
+        handler.change = change
+        handler.answer()
+
+    return answer
+
+
+def followed_by(action: Callable[[], object]) -> Callable[[_Handler], None]:
+    """Answer as it should be, and then do something."""
+
+    def answer(handler: _Handler) -> None:
+        handler.answer()
+        action()
+
+    return answer
+
+
+# huggingface_hub
+
+
+@contextlib.contextmanager
+def serving_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """Yield a hub without repositories, which huggingface_hub takes for the real one; its cache lies in `folder`."""
+    from huggingface_hub import constants, file_download
+
+    server = HubServer()
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    for module in (constants, file_download):  # releases before 1.0 have a copy of it there
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.chdir(folder)
+    reset_sessions()
+    yield server
+    reset_sessions()
+    server.close()
+
+
+def reset_sessions() -> None:
+    """Make huggingface_hub forget its connections, and whether it was offline when it made them."""
+    import huggingface_hub
+
+    if hasattr(huggingface_hub, "close_session"):
+        huggingface_hub.close_session()
+    else:
+        huggingface_hub.configure_http_backend()
+
+
+@contextlib.contextmanager
+def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let huggingface_hub be offline."""
+    from huggingface_hub import constants
+
+    with monkeypatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        reset_sessions()
+        yield
+    reset_sessions()

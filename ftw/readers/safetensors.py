@@ -93,6 +93,21 @@ class SafetensorsReader:
                 raise CheckpointError(index, name, f"is said to lie in '{shard}', which does not hold it")
 
 
+def listed_files(path: Path) -> list[str] | None:
+    """Return the names of the files of the checkpoint that `path` names, where its index or its own name says them.
+
+    None says that every safetensors file of the folder may count. No header is read.
+
+    Raises:
+        CheckpointError: The index is broken, there are several, or numbered shards are missing.
+    """
+    index = _find_index(path)
+    if index is not None:
+        return sorted(set(_read_weight_map(index).values()))
+    names = _choose_files(path)
+    return names if names == [_WHOLE] or not path.is_dir() else None
+
+
 def _find_index(path: Path) -> Path | None:
     if path.name.endswith(_INDEX_SUFFIX):
         return path
