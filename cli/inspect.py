@@ -45,6 +45,9 @@ def inspect_command(
         int | None,
         typer.Option(parser=_parse_vram, metavar="SIZE", help="Tell how a GPU of this much memory is spent."),
     ] = None,
+    decode_df11: Annotated[
+        bool, typer.Option("--decode-df11", help="Take DF11 lookup tables for the plain bf16 ones they decode to.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw that as a picture; needs --vram and matplotlib.")
     ] = None,
@@ -54,7 +57,7 @@ def inspect_command(
         if vram is None:
             raise typer.BadParameter("it draws how the memory of a GPU is spent, so --vram SIZE is needed with it")
         check_plot(plot)
-    report = inspect(source, vram_bytes=vram)
+    report = inspect(source, vram_bytes=vram, decode_df11=decode_df11)
     for warning in report.verdict.warnings:
         print_warning(warning)
     if as_json:

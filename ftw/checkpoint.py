@@ -9,6 +9,7 @@ import xxhash
 
 from ftw.bulk_read import Part, read_parts
 from ftw.config import ModelConfig, read_model_config
+from ftw.df11 import find_df11_tables
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
 from ftw.gguf_config import parse_gguf_config
 from ftw.host_memory import HostMemory, align_up
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from ftw.df11 import Df11Table
     from ftw.readers.base import DerivedFile, LeftOut, Reader
     from ftw.tensors import Extent, TensorInfo
     from ftw.weight_file import WeightFile
@@ -41,12 +43,18 @@ class Checkpoint:
         source: What was opened, as the caller named it.
         path: Where that lies: a folder or a file on this machine, or a `HubPath`.
         config: What config.json or a GGUF's metadata say, all None where there are none.
+        decoded: The tensors that each plain table in `tensors` is decoded from, by its name; empty unless that was
+            asked for.
     """
 
-    def __init__(self, reader: Reader, source: str, path: Path) -> None:
+    def __init__(self, reader: Reader, source: str, path: Path, *, decode_df11: bool = False) -> None:
         self.source = source
         self.path = path
         self.config = _read_config(reader)
+        tables = find_df11_tables(source, reader.tensors, self.config) if decode_df11 else []
+        self.decoded: Mapping[str, tuple[str, ...]] = {table.tensor.name: table.part_names for table in tables}
+        self._df11 = {table.tensor.name: table for table in tables}
+        self._tensors = _in_place_of_parts(reader.tensors, tables) if tables else reader.tensors
         self._reader = reader
         self._closed = False
 
@@ -73,7 +81,7 @@ class Checkpoint:
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Tensors by name, in the order of their bytes on disk."""
-        return MappingProxyType(self._reader.tensors)
+        return MappingProxyType(self._tensors)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -118,8 +126,8 @@ class Checkpoint:
         The buffer is the caller's: anything with the buffer protocol, as long as the bytes that are wanted. Bytes go
         from the file straight into it, and from 32 MiB on by `num_threads` parallel reads, around the page cache where
         that is faster; None takes as many as there are processors, but 6 to 8, and 4 MiB of memory for each. Those of a
-        big-endian GGUF are then rearranged in the buffer, to what a little-endian one would hold. After an error the
-        content of the buffer is undefined.
+        big-endian GGUF are then rearranged in the buffer, to what a little-endian one would hold. A decoded table
+        takes 8 MiB more while it is read, and one thread. After an error the content of the buffer is undefined.
 
         Raises:
             UnknownTensorError: There is no such tensor.
@@ -142,15 +150,28 @@ class Checkpoint:
             OSError: The disk fails; it names the file.
         """
         self._check_open()
-        self._read([self._request(*request) for request in requests], num_threads)
+        self._read([self._request(*request) for request in requests], num_threads, is_bulk=True)
 
     def extents(self, name: str) -> tuple[Extent, ...]:
-        """Return where the bytes of a tensor lie: runs of `files`, in order."""
-        return self._reader.extents(self._tensor(name))
+        """Return where the bytes of a tensor lie: runs of `files`, in order; of a decoded one, those of its parts."""
+        names = self.decoded.get(name, (name,))
+        return tuple(extent for part in names for extent in self._reader.extents(self.find_tensor(part)))
+
+    def find_tensor(self, name: str) -> TensorInfo:
+        """Return one of `tensors`, or of those that one of them is decoded from, which can be read as they are stored.
+
+        Raises:
+            UnknownTensorError: There is no such tensor.
+        """
+        tensor = self._tensors.get(name) or self._reader.tensors.get(name)
+        if tensor is None:
+            problem = f"no tensor '{printable(name)}' among {len(self._tensors)}"
+            raise UnknownTensorError(f"{printable(self.source)}: tensors: {problem}")
+        return tensor
 
     def iter_chunks(self, name: str, chunk_nbytes: int = CHUNK_NBYTES) -> Iterator[memoryview]:
         """Yield the bytes of a tensor in order, each time in the same buffer, which the next step overwrites."""
-        nbytes = self._tensor(name).nbytes
+        nbytes = self.find_tensor(name).nbytes
         memory = HostMemory(min(chunk_nbytes, nbytes))
         for offset in range(0, nbytes, chunk_nbytes):
             view = memory.view()[: nbytes - offset]
@@ -163,24 +184,33 @@ class Checkpoint:
 
     def _request(self, name: str, buffer: Any, offset: int) -> tuple[TensorInfo, memoryview, int]:
         """Check what is asked for against what the tensor has."""
-        tensor, view = self._tensor(name), _bytes_of(buffer)
+        tensor, view = self.find_tensor(name), _bytes_of(buffer)
         if offset < 0 or offset + len(view) > tensor.nbytes:
             problem = f"bytes {offset} to {offset + len(view)} were asked for, it has {tensor.nbytes}"
             raise CheckpointError(self.source, name, problem)
         return tensor, view, offset
 
-    def _read(self, wanted: list[tuple[TensorInfo, memoryview, int]], num_threads: int | None) -> None:
+    def _read(
+        self, wanted: list[tuple[TensorInfo, memoryview, int]], num_threads: int | None, *, is_bulk: bool = False
+    ) -> None:
         """Fill views with the bytes of tensors from an offset on, in little-endian order."""
-        parts = [part for request in wanted for part in self._stored_parts(*request)]
-        if len(wanted) > 1 or sum(len(part.view) for part in parts) >= _PARALLEL_NBYTES:
+        stored = [request for request in wanted if request[0].name not in self._df11]
+        parts = [part for request in stored for part in self._stored_parts(*request)]
+        if is_bulk or sum(len(part.view) for part in parts) >= _PARALLEL_NBYTES:
             read_parts(parts, num_threads=num_threads)
         else:
             for part in parts:
                 part.file.read_into(part.offset, part.view)
-        for tensor, view, offset in wanted:
+        for tensor, view, offset in stored:
             order = self._reader.block_order(tensor)
             if order is not None and view:
                 self._rearrange(tensor, view, offset, order)
+        for tensor, view, offset in wanted:
+            if tensor.name in self._df11:
+                self._df11[tensor.name].read_into(view, offset, self._read_stored)
+
+    def _read_stored(self, name: str, view: memoryview, offset: int) -> None:
+        self._read([(self._reader.tensors[name], view, offset)], num_threads=1)
 
     def _rearrange(self, tensor: TensorInfo, view: memoryview, offset: int, order: tuple[int, ...]) -> None:
         """Bring stored bytes into little-endian order; a block that the view holds a piece of is read once more."""
@@ -206,12 +236,11 @@ class Checkpoint:
                 yield Part(file, extent.offset + low - start, view[low - offset : high - offset])
             start = end
 
-    def _tensor(self, name: str) -> TensorInfo:
-        try:
-            return self._reader.tensors[name]
-        except KeyError:
-            problem = f"no tensor '{printable(name)}' among {len(self._reader.tensors)}"
-            raise UnknownTensorError(f"{printable(self.source)}: tensors: {problem}") from None
+
+def _in_place_of_parts(tensors: Mapping[str, TensorInfo], tables: list[Df11Table]) -> Mapping[str, TensorInfo]:
+    """Return tensors with each decoded table where the first of its parts was."""
+    plain = {name: table.tensor for table in tables for name in table.part_names}
+    return {tensor.name: tensor for tensor in (plain.get(name, stored) for name, stored in tensors.items())}
 
 
 def _read_config(reader: Reader) -> ModelConfig:
@@ -260,7 +289,9 @@ def _swap_blocks(view: memoryview, order: tuple[int, ...]) -> None:
             piece[:, to] = old[:, source]
 
 
-def open_checkpoint(source: str | os.PathLike[str], *, headers_only: bool = False) -> Checkpoint:
+def open_checkpoint(
+    source: str | os.PathLike[str], *, headers_only: bool = False, decode_df11: bool = False
+) -> Checkpoint:
     """Open a checkpoint: a folder, a weight file, an index file, or a hub id, as "org/name@revision/folder/file".
 
     Reads headers alone. Use it as a context manager.
@@ -269,11 +300,14 @@ def open_checkpoint(source: str | os.PathLike[str], *, headers_only: bool = Fals
         source: What to open.
         headers_only: Fetch nothing of a hub id: its headers are read where they lie, and so is every tensor that is
             asked for. Otherwise all that a conversion needs is fetched into huggingface_hub's cache.
+        decode_df11: Show lookup tables that are stored as DF11, token embeddings and per-layer ones, as the plain bf16
+            tables that they decode to, and decode what is read of them. Other modules stay as they are stored.
 
     Raises:
         SourceNotFoundError: There is nothing of that name, or nothing that ftw reads in it.
-        CheckpointError: A header, an index or config.json is broken.
+        CheckpointError: A header, an index or config.json is broken, or a table cannot be decoded: a tensor of it is
+            missing or has a wrong size, or config.json does not tell its shape.
         ConnectionError: The hub stopped answering.
     """
     path = locate_source(source) if headers_only else resolve_source(source)
-    return Checkpoint(open_reader(path), str(source), path)
+    return Checkpoint(open_reader(path), str(source), path, decode_df11=decode_df11)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from ftw.checkpoint import Checkpoint
+
 
 _log = logging.getLogger("ftw")
 SHARES: tuple[str | None, ...] = (None, "node")
@@ -45,6 +47,7 @@ def load(
     vocab_range: tuple[int, int] | None = None,
     hot_bytes: int | str | None = None,
     scale: float | None = None,
+    decode_df11: bool = False,
 ) -> LoadedModel:
     """Load a checkpoint for serving.
 
@@ -74,6 +77,7 @@ def load(
             leaves it on the GPU it has none.
         scale: Multiply the rows of the token embedding by this, as the model does after its lookup (Gemma: the square
             root of the hidden size); None for rows as they are stored.
+        decode_df11: Decode lookup tables that are stored as DF11 to plain bf16 ones, which may leave the GPU.
 
     Raises:
         FtwError: With `tp`, another rank could not load.
@@ -109,21 +113,22 @@ def load(
             )
             if options.hot_bytes and embed == "gpu":
                 raise ValueError("hot_bytes: embed='gpu' has no table in host memory, 'host' or 'auto' is needed")
-            model = _load(source, embed, where, dtype, options, stack)
+            headers_only = options.is_dummy
+            checkpoint = open_checkpoint(source, headers_only=headers_only, decode_df11=decode_df11)
+            model = _load(stack.enter_context(checkpoint), embed, where, dtype, options, stack)
         stack.pop_all()
     return model
 
 
 def _load(
-    source: str | os.PathLike[str],
+    checkpoint: Checkpoint,
     embed: str,
     device: torch.device,
     dtype: torch.dtype | None,
     options: HostOptions,
     stack: contextlib.ExitStack,
 ) -> LoadedModel:
-    """Load a checkpoint; `stack` gives back what that took."""
-    checkpoint = stack.enter_context(open_checkpoint(source, headers_only=options.is_dummy))
+    """Load an opened checkpoint; `stack` gives back what that took."""
     verdict = judge(checkpoint)
     if options.vocab_range is not None:
         check_vocab_range(verdict.token_embedding, options.vocab_range)

@@ -64,7 +64,9 @@ _TABLE_KEYS = ("name", "role", "rows", "columns", "dtype", "row_bytes", "nbytes"
 _GAIN_KEYS = ("vram_bytes", "expert_slot_bytes", "expert_slots", "kv_bytes_per_token", "kv_tokens")
 
 
-def inspect(source: str | os.PathLike[str] | Checkpoint, *, vram_bytes: int | None = None) -> Report:
+def inspect(
+    source: str | os.PathLike[str] | Checkpoint, *, vram_bytes: int | None = None, decode_df11: bool = False
+) -> Report:
     """Tell what a checkpoint is and whether its lookup tables may leave the GPU.
 
     Reads headers, and bytes only where a stored LM head may be a copy of the table.
@@ -72,6 +74,8 @@ def inspect(source: str | os.PathLike[str] | Checkpoint, *, vram_bytes: int | No
     Args:
         source: A path, a hub id, or an opened checkpoint.
         vram_bytes: The VRAM of a GPU, of which `budget` then tells how it is spent.
+        decode_df11: Take lookup tables that are stored as DF11 for the plain bf16 ones that they decode to. An opened
+            checkpoint is taken as it was opened.
 
     Raises:
         SourceNotFoundError: There is no checkpoint of that name.
@@ -79,7 +83,7 @@ def inspect(source: str | os.PathLike[str] | Checkpoint, *, vram_bytes: int | No
     """
     if isinstance(source, Checkpoint):
         return _inspect(source, vram_bytes)
-    with open_checkpoint(source, headers_only=True) as checkpoint:
+    with open_checkpoint(source, headers_only=True, decode_df11=decode_df11) as checkpoint:
         return _inspect(checkpoint, vram_bytes)
 
 

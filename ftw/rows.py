@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftw.df11 import DECODED_ROLES
 from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES
 from ftw.encodings import name_scheme
 from ftw.kv_cache import first_count
@@ -32,10 +33,10 @@ class Rows(NamedTuple):
     packing: Packing | None = None
 
 
-def find_rows(checkpoint: Checkpoint, module: StoredModule, *, is_token_embedding: bool) -> Rows:
+def find_rows(checkpoint: Checkpoint, module: StoredModule, role: str) -> Rows:
     """Return how the rows of a module's table lie."""
     weights = _weights(checkpoint, module)
-    reason, problem = _problem_beside(checkpoint, module, weights)
+    reason, problem = _problem_beside(checkpoint, module, weights, role)
     if reason == "ok":
         problem = _problem_of_shapes(module, weights, checkpoint.config)
     if problem:
@@ -45,7 +46,7 @@ def find_rows(checkpoint: Checkpoint, module: StoredModule, *, is_token_embeddin
     except UnknownPackingError as error:
         return Rows(tuple(weights), "unsupported_encoding", str(error))
     problem = _problem_of_values(weights[0], packing, checkpoint.config)
-    if not problem and is_token_embedding:
+    if not problem and role == "token_embedding":
         problem = _problem_of_width(weights[0], packing, checkpoint.config)
     if problem:
         return Rows(tuple(weights), "unsupported_encoding", problem)
@@ -60,7 +61,9 @@ def _weights(checkpoint: Checkpoint, module: StoredModule) -> list[TensorInfo]:
     return [checkpoint.tensors[module.tensors[suffix]] for suffix in suffixes]
 
 
-def _problem_beside(checkpoint: Checkpoint, module: StoredModule, weights: list[TensorInfo]) -> tuple[str, str]:
+def _problem_beside(
+    checkpoint: Checkpoint, module: StoredModule, weights: list[TensorInfo], role: str
+) -> tuple[str, str]:
     """Return reason and problem of a module that stores more than its weight, or something in place of it."""
     names = {weight.name for weight in weights}
     beside = sorted(suffix for suffix, name in module.tensors.items() if name not in names)
@@ -73,7 +76,8 @@ def _problem_beside(checkpoint: Checkpoint, module: StoredModule, weights: list[
     tensors = {suffix: checkpoint.tensors[name] for suffix, name in module.tensors.items()}
     scheme = name_scheme(module.tensors, tensors)
     if scheme == "DF11":
-        return "df11", "DF11 stores Huffman-coded exponents, so single rows cannot be read"
+        option = "; --decode-df11 (decode_df11=True) makes a plain bf16 table of it" if role in DECODED_ROLES else ""
+        return "df11", f"DF11 stores Huffman-coded exponents, so single rows cannot be read{option}"
     named = f"{scheme}: " if scheme else ""
     more = f" and {len(beside) - _MAX_NAMED} more" if len(beside) > _MAX_NAMED else ""
     problem = f"{named}{', '.join(beside[:_MAX_NAMED])}{more} lie beside it, so its rows are not plain"

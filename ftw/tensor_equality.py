@@ -17,7 +17,7 @@ def equal_tensors(checkpoint: Checkpoint, name: str, other: Checkpoint, other_na
     Of large tensors on the hub, only the first 64 KiB and 16 samples of as much are compared: two weights of a model
     that are not copies differ there.
     """
-    left, right = checkpoint.tensors[name], other.tensors[other_name]
+    left, right = checkpoint.find_tensor(name), other.find_tensor(other_name)
     if not left.is_alike(right):
         return False
     if left.xxh3_64 and right.xxh3_64 and left.xxh3_64 != right.xxh3_64:
@@ -38,7 +38,7 @@ def _equal_samples(checkpoint: Checkpoint, name: str, other: Checkpoint, other_n
     """Compare samples that are spread evenly, the last of them at the end."""
     from concurrent.futures import ThreadPoolExecutor
 
-    last = checkpoint.tensors[name].nbytes - _FIRST_CHUNK_NBYTES
+    last = checkpoint.find_tensor(name).nbytes - _FIRST_CHUNK_NBYTES
 
     def is_equal_at(offset: int) -> bool:
         samples = [bytearray(_FIRST_CHUNK_NBYTES), bytearray(_FIRST_CHUNK_NBYTES)]

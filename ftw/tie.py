@@ -215,9 +215,13 @@ def _maps_to_tokens(checkpoint: Checkpoint, table: StoredModule, head: StoredMod
 
 
 def _equal_modules(checkpoint: Checkpoint, left: StoredModule, right: StoredModule) -> bool:
-    if set(left.tensors) != set(right.tensors):
+    mine, theirs = left.tensors, right.tensors
+    if "weight" not in theirs:  # a decoded table and a head that is not: they are compared as they are stored
+        parts = checkpoint.decoded.get(mine.get("weight", ""), ())
+        mine = {name.removeprefix(f"{left.path}."): name for name in parts} or mine
+    if set(mine) != set(theirs):
         return False
-    pairs = [(left.tensors[suffix], right.tensors[suffix]) for suffix in left.tensors]
+    pairs = [(mine[suffix], theirs[suffix]) for suffix in mine]
     return all(equal_tensors(checkpoint, one, checkpoint, other) for one, other in pairs)
 
 

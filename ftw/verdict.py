@@ -132,7 +132,7 @@ def judge(checkpoint: Checkpoint) -> Verdict:
 
 def _judge_table(checkpoint: Checkpoint, module: StoredModule, tie: Tie, role: str = TOKEN_EMBEDDING) -> TableVerdict:
     tensors = [checkpoint.tensors[name] for name in module.tensors.values()]
-    found = find_rows(checkpoint, module, is_token_embedding=role == TOKEN_EMBEDDING)
+    found = find_rows(checkpoint, module, role)
     weights, packing = found.weights, found.packing
     is_matrix = bool(weights) and all(len(weight.shape) == 2 for weight in weights)
     shown = weights[0] if weights else max(tensors, key=lambda tensor: tensor.nbytes)

@@ -338,7 +338,8 @@ def test_df11_table_is_refused(tmp_path: Path, layout: str) -> None:
     assert report.num_tensors == 3 * 6 + 1
     [table] = report.verdict.tables
     assert (table.name, table.reason, table.eligible, table.rows) == (TABLE, "df11", False, None)
-    assert table.detail == "DF11 stores Huffman-coded exponents, so single rows cannot be read"
+    option = "--decode-df11 (decode_df11=True) makes a plain bf16 table of it"
+    assert table.detail == f"DF11 stores Huffman-coded exponents, so single rows cannot be read; {option}"
     assert table.nbytes == sum(tensor.nbytes for tensor in df11(TABLE).values())
     assert report.verdict.tied is False
     with pytest.raises(ftw.NotEligibleError, match="DF11 stores Huffman-coded exponents"):
