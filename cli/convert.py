@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from ftw.convert import ConversionResult, convert
-from ftw.placement import Embed
+from ftw.placement import MOVED_ROLES, Embed
 from ftw.readers.ftw import ALIGNMENT
 from ftw.sizes import format_size, parse_size
 
-from .output import print_json, print_line, print_warning, progress_bar
+from .output import print_json, print_line, print_warning
+from .progress import ProgressOption, show_progress
 
 
 def _parse_shard_size(text: str) -> int:
@@ -38,36 +39,56 @@ def convert_command(
         int, typer.Option("--shard-size", metavar="SIZE", parser=_parse_shard_size, help="Most bytes of one shard.")
     ] = "8GiB",  # type: ignore[assignment]
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing FTW folder.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on from what an interrupted conversion has written, once that is checked."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
+    decode_df11: Annotated[
+        bool, typer.Option("--decode-df11", help="Decode lookup tables that are stored as DF11 to bfloat16.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    progress: ProgressOption = "bar",
 ) -> None:
     """Convert a checkpoint to FTW; bytes move unchanged, and every tensor gets a checksum."""
-    with progress_bar("convert") as progress:
+    with show_progress("convert", progress) as update:
         result = convert(
             source,
             target,
             embed=embed,
             shard_limit=shard_size,
             overwrite=overwrite,
+            resume=resume,
             dry_run=dry_run,
-            progress=progress,
+            decode_df11=decode_df11,
+            progress=update,
         )
-    if embed == "auto" and result.plan.placement.placement == "gpu":
-        print_warning(f"{source}: the token embedding stays on the GPU: {result.plan.placement.reason}")
+    for warning in result.plan.warnings:
+        print_warning(f"{source}: {warning}")
     if as_json:
         print_json(result.to_dict())
     else:
-        _print_result(result, dry_run)
+        _print_result(result, embed, dry_run)
 
 
-def _print_result(result: ConversionResult, dry_run: bool) -> None:
+def _print_result(result: ConversionResult, embed: str, dry_run: bool) -> None:
     plan = result.plan
-    verb = "would write" if dry_run else "wrote"
     size = format_size(plan.layout.total_bytes)
     tensors, shards = len(plan.layout.tensors), len(plan.layout.shards)
+    verb = "would write" if dry_run else "wrote"
     print_line(f"{verb} {result.target}: {tensors} tensors, {size} in {shards} shard{'s' * (shards != 1)}")
-    for table in plan.placement.host_tables:
-        print_line(f"laid out for host memory: {table.name}, {format_size(table.nbytes)}")
+    if result.resumed_nbytes:
+        print_line(f"of an earlier conversion: {format_size(result.resumed_nbytes)}, found right")
+    for table in plan.tables:
+        if plan.is_on_host(table):
+            print_line(f"laid out for host memory: {table.name}, {format_size(table.nbytes)}")
+        elif embed != "gpu" and table.role in MOVED_ROLES:
+            print_line(f"stays on the GPU: {table.name or 'token embedding'} ({table.detail})")
+    for name, parts in plan.decoded.items():
+        print_line(f"decoded: {name}, from {len(parts)} DF11 tensors")
+    if dry_run:
+        for shard in plan.layout.shards:
+            print_line(f"shard: {shard.name}, {format_size(shard.nbytes)}")
     print_line(f"beside the weights: {', '.join(plan.metadata_names) or 'nothing'}")
     for name, reason in plan.left_out:
         print_line(f"left out: {name} ({reason})")

@@ -17,7 +17,7 @@ from .bench import bench_command
 from .convert import convert_command
 from .demo import demo_command
 from .inspect import inspect_command
-from .output import print_error
+from .output import print_error, print_logged_warnings
 from .status import DONE, FAILED, INTERRUPTED, REFUSED, USAGE
 from .verify import verify_command
 
@@ -61,6 +61,7 @@ def run(arguments: list[str] | None = None) -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name gets its escapes
+    print_logged_warnings()
     gc.set_threshold(500_000, 10, 10)  # headers of 100,000 tensors are no garbage, and are walked for nothing
     sys.exit(main(arguments))
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from rich.console import Console
 
 _WIDTH_OF_FILES = 100  # of a table that goes to a file or a pipe, which has no terminal to fit
@@ -50,19 +48,16 @@ def make_console() -> Console:
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
-@contextmanager
-def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that takes bytes done and all bytes.
+class _WarningHandler(logging.Handler):
+    """Prints what the library logs as warnings of the command's own."""
 
-    A bar appears on stderr after a second, and only where that is a terminal.
-    """
-    from tqdm import tqdm
+    def emit(self, record: logging.LogRecord) -> None:
+        print_warning(record.getMessage())
 
-    bar = tqdm(desc=description, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False)
 
-    def update(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
-
-    with bar:
-        yield update
+def print_logged_warnings() -> None:
+    """Print what the library logs from now on."""
+    log = logging.getLogger("ftw")
+    if not any(isinstance(handler, _WarningHandler) for handler in log.handlers):
+        log.addHandler(_WarningHandler(logging.WARNING))
+        log.propagate = False

@@ -6,8 +6,8 @@ import io
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from ftw.durable import write_atomically
 from ftw.errors import OutputError, printable
-from ftw.writer import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,8 @@ import typer
 from ftw.sizes import format_size
 from ftw.verify import verify
 
-from .output import print_error, print_json, print_line, progress_bar
+from .output import print_error, print_json, print_line
+from .progress import ProgressOption, show_progress
 from .status import DONE, FAILED
 
 
@@ -19,10 +20,11 @@ def verify_command(
         str | None, typer.Option("--against", metavar="SRC", help="Compare with the source, byte by byte.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    progress: ProgressOption = "bar",
 ) -> int:
     """Check layout, checksums and padding, and with --against every byte."""
-    with progress_bar("verify") as progress:
-        result = verify(path, against=against, progress=progress)
+    with show_progress("verify", progress) as update:
+        result = verify(path, against=against, progress=update)
     if as_json:
         print_json(result.to_dict())
     for problem in result.problems:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Embed = Literal["host", "gpu", "auto"]
 EMBED_CHOICES: tuple[str, ...] = get_args(Embed)
 # Position and token-type tables stay: a few MiB at most, and read at every step.
-_MOVED_ROLES = frozenset({"token_embedding", "per_layer_embedding", "ngram_embedding"})
+MOVED_ROLES = frozenset({"token_embedding", "per_layer_embedding", "ngram_embedding"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def plan_placement(verdict: Verdict, embed: str, source: str) -> Placement:
 
 def moving_tables(verdict: Verdict) -> tuple[TableVerdict, ...]:
     """Return the tables that move to host memory where they may."""
-    return tuple(table for table in verdict.eligible_tables if table.role in _MOVED_ROLES)
+    return tuple(table for table in verdict.eligible_tables if table.role in MOVED_ROLES)
 
 
 def refusal(table: TableVerdict, source: str, why: str) -> str:

@@ -1,8 +1,9 @@
 """Target: the folder that a conversion makes, which is complete or is not there.
 
 Everything is written into a hidden folder beside it, `.NAME.ftw-partial`, which the conversion locks, so that a second
-one is refused, and what a killed one left is cleared by the next. Complete and synced, it gets the target's name; an
-FTW folder that is replaced changes places with it in one step.
+one is refused. Complete and synced, it gets the target's name; an FTW folder that is replaced changes places with it in
+one step. What a conversion leaves that ends before is a part (`ftw.part`), from which the next one goes on, or which it
+clears.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import logging
 import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftw.errors import OutputError, printable
+from ftw.durable import fsync_folder
+from ftw.errors import CheckpointError, OutputError, printable
+from ftw.part import has_part
 from ftw.readers.ftw import INDEX_NAME
-from ftw.writer import fsync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_log = logging.getLogger("ftw")
+_KEPT = "%s: target: what was written is kept in %s; --resume (resume=True) goes on from it"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2), Linux 3.15
 
 
@@ -66,25 +71,59 @@ def check_free_space(target: Path, needed: int) -> None:
 
 
 @contextlib.contextmanager
+def parent_folders(target: Path) -> Iterator[None]:
+    """Make the folders above the target; after an error, those that were made and are empty are gone again."""
+    made = [folder for folder in target.parents if not folder.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # one that is not empty any more, and those above it
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
 def staging_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside the target that no other conversion uses; it is gone afterwards.
+    """Yield the folder beside the target that no other conversion uses, with what one before it has left.
+
+    It is gone afterwards, unless an error leaves a part in it that can be gone on from: one that was made from a source
+    that has changed cannot.
 
     Raises:
         OutputError: Another conversion is writing the target.
     """
-    staging = target.with_name(f".{target.name}.ftw-partial")
+    staging = _staging_of(target)
     staging.mkdir(exist_ok=True)
     lock = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    is_of_use = False
     try:
         _lock(lock, staging, target)
-        _empty(staging)  # of what a killed conversion left
         try:
             yield staging
+        except BaseException as error:
+            is_of_use = not isinstance(error, CheckpointError)
+            raise
         finally:
             if _is_still(lock, staging):  # otherwise it is published, and the name may be another conversion's by now
-                shutil.rmtree(staging, ignore_errors=True)
+                if is_of_use and has_part(staging):
+                    _log.warning(_KEPT, target, staging)
+                else:
+                    shutil.rmtree(staging, ignore_errors=True)
     finally:
         os.close(lock)
+
+
+def clear_staging_folder(target: Path) -> None:
+    """Remove what a conversion left that was killed after it had published the target.
+
+    Raises:
+        OutputError: Another conversion is writing the target.
+    """
+    if os.path.lexists(_staging_of(target)):
+        with staging_folder(target):
+            pass
 
 
 def publish(staging: Path, target: Path) -> None:
@@ -96,6 +135,10 @@ def publish(staging: Path, target: Path) -> None:
         staging.rename(target)
     fsync_folder(target.parent)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _staging_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.ftw-partial")
 
 
 def _lock(descriptor: int, staging: Path, target: Path) -> None:
@@ -115,14 +158,6 @@ def _is_still(descriptor: int, folder: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), folder.lstat())
     except FileNotFoundError:
         return False
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _replace(staging: Path, target: Path, aside: Path) -> None:

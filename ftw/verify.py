@@ -75,7 +75,9 @@ def verify(
     """
     with contextlib.ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(path))
-        source = stack.enter_context(open_checkpoint(against)) if against is not None else None
+        source = None
+        if against is not None:
+            source = stack.enter_context(open_checkpoint(against, decode_df11=_holds_decoded_tensors(checkpoint)))
         total, done, checksums, compared = checkpoint.nbytes, 0, 0, 0
         problems = [] if source is None else _differences_of_names(checkpoint, source)
         for tensor in checkpoint.tensors.values():
@@ -92,6 +94,12 @@ def verify(
             compared += is_alike
     name = None if against is None else str(against)
     return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, compared, done, tuple(problems))
+
+
+def _holds_decoded_tensors(checkpoint: Checkpoint) -> bool:
+    """Tell whether the index says that tensors were decoded, so that the source has to be, too."""
+    own = checkpoint.metadata.get("ftw") if checkpoint.format == "ftw" else None
+    return isinstance(own, dict) and bool(own.get("decoded"))
 
 
 def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> list[str]:

@@ -162,12 +162,19 @@ def test_cli_convert_and_verify_json(capsys, untied, tmp_path):
     assert err == ""
 
 
-def test_cli_convert_auto_on_a_tied_checkpoint_warns(capsys, tied, tmp_path):
-    assert main(["convert", str(tied), str(tmp_path / "out"), "--embed", "auto", "--json"]) == 0
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+def test_cli_convert_auto_says_of_each_table_what_it_did(capsys, tied, tmp_path, as_json):
+    assert main(["convert", str(tied), str(tmp_path / "out"), "--embed", "auto", *as_json]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["embed"]["placement"] == "gpu"
-    assert err.startswith(f"ftw: warning: {tied}: the token embedding stays on the GPU: tied to the LM head")
-    assert err.count("\n") == 1
+    assert err == ""
+    if not as_json:
+        assert "stays on the GPU: model.embed_tokens.weight (tied to the LM head" in out
+        return
+    result = json.loads(out)
+    assert result["embed"]["placement"] == "gpu"
+    table = result["tables"][0]
+    assert (table["name"], table["placement"], table["reason"]) == ("model.embed_tokens.weight", "gpu", "tied")
+    assert table["detail"].startswith("tied to the LM head")
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])

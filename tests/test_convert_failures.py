@@ -18,11 +18,17 @@ from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, w
 
 import ftw
 from ftw import target as target_module
+from ftw import writer as writer_module
 from ftw.checkpoint import Checkpoint
 from ftw.errors import CheckpointError, OutputError
-from ftw.writer import index_nbytes
 
 STAGING = ".out.ftw-partial"
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch):
+    """A conversion of a few MiB then takes several runs."""
+    monkeypatch.setattr(writer_module, "_BUFFER_NBYTES", 1 << 20)
 
 
 def sharded(folder: Path, *, nbytes: int = 24 << 20, seed: int = 0) -> Path:
@@ -44,13 +50,13 @@ def state(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
 
 
-def fail_in_write(monkeypatch, code: int) -> None:
+def fail_in_write(monkeypatch, code: int, after: int) -> None:
     real = os.pwrite
     calls = []
 
     def pwrite(descriptor: int, data, offset: int) -> int:
         calls.append(offset)
-        if len(calls) > 1:
+        if len(calls) > after:
             raise OSError(code, os.strerror(code))
         return real(descriptor, data, offset)
 
@@ -58,14 +64,14 @@ def fail_in_write(monkeypatch, code: int) -> None:
 
 
 def fail_in_read(monkeypatch, error: BaseException) -> None:
-    real = Checkpoint.read_into
+    real = Checkpoint.read_many
 
-    def read_into(self, name, buffer, *, offset=0):
-        if name == "t3":
+    def read_many(self, requests, *, num_threads=None):
+        if any(name == "t3" for name, _, _ in requests):
             raise error
-        real(self, name, buffer, offset=offset)
+        real(self, requests, num_threads=num_threads)
 
-    monkeypatch.setattr(Checkpoint, "read_into", read_into)
+    monkeypatch.setattr(Checkpoint, "read_many", read_many)
 
 
 @pytest.fixture(params=[False, True], ids=["new", "overwrite"])
@@ -76,8 +82,9 @@ def old_target(request, tmp_path) -> bool:
     return request.param
 
 
-def assert_target_is_as_before(work: Path, old_target: bool) -> None:
-    assert [path.name for path in work.iterdir()] == (["out"] if old_target else [])
+def assert_target_is_as_before(work: Path, old_target: bool, *, is_part_left: bool = False) -> None:
+    names = [STAGING] * is_part_left + ["out"] * old_target
+    assert sorted(path.name for path in work.iterdir()) == names if names else not work.exists()
     if old_target:
         assert ftw.verify(work / "out").is_ok
         with ftw.open_checkpoint(work / "out") as checkpoint:
@@ -87,11 +94,35 @@ def assert_target_is_as_before(work: Path, old_target: bool) -> None:
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full", "io"])
 def test_convert_error_of_a_write_names_the_shard_and_leaves_nothing(tmp_path, monkeypatch, old_target, code):
     source = sharded(tmp_path / "src")
-    fail_in_write(monkeypatch, code)
+    fail_in_write(monkeypatch, code, after=0)  # before the first tensor is complete
     with pytest.raises(OSError, match=r"freetoken-00000\.ftw") as caught:
         ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
     assert caught.value.errno == code
     assert_target_is_as_before(tmp_path / "work", old_target)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full", "io"])
+def test_convert_error_of_a_write_leaves_a_part_that_resumes(tmp_path, monkeypatch, caplog, old_target, code):
+    source = sharded(tmp_path / "src")
+    target = tmp_path / "work" / "out"
+    with monkeypatch.context() as patch:
+        fail_in_write(patch, code, after=15)
+        with pytest.raises(OSError, match=r"freetoken-00000\.ftw"):
+            ftw.convert(source, target, overwrite=True)
+    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=True)
+    assert caplog.messages == [
+        f"{target}: target: what was written is kept in {target.parent / STAGING}; "
+        "--resume (resume=True) goes on from it"
+    ]
+    seen = []
+    result = ftw.convert(
+        source, target, overwrite=True, resume=True, progress=lambda done, total: seen.append((done, total))
+    )
+    assert result.resumed_nbytes == 2048 + 2 * (6 << 20)  # whole tensors
+    assert seen[:2] == [(2048, 4 * (6 << 20) + 2048), (2048 + (6 << 20), 4 * (6 << 20) + 2048)]
+    assert seen[-1] == (4 * (6 << 20) + 2048, 4 * (6 << 20) + 2048)
+    assert ftw.verify(target, against=source).is_ok
+    assert [path.name for path in target.parent.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize(
@@ -99,12 +130,15 @@ def test_convert_error_of_a_write_names_the_shard_and_leaves_nothing(tmp_path, m
     [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt(), MemoryError()],
     ids=["io", "interrupt", "memory"],
 )
-def test_convert_error_of_a_read_leaves_nothing(tmp_path, monkeypatch, old_target, error):
+def test_convert_error_of_a_read_leaves_a_part_that_resumes(tmp_path, monkeypatch, old_target, error):
     source = sharded(tmp_path / "src")
-    fail_in_read(monkeypatch, error)
-    with pytest.raises(type(error)):
-        ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
-    assert_target_is_as_before(tmp_path / "work", old_target)
+    with monkeypatch.context() as patch:
+        fail_in_read(patch, error)
+        with pytest.raises(type(error)):
+            ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
+    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=True)
+    assert ftw.convert(source, tmp_path / "work" / "out", overwrite=True, resume=True).resumed_nbytes
+    assert ftw.verify(tmp_path / "work" / "out", against=source).is_ok
 
 
 @pytest.mark.parametrize("change", ["truncate", "append", "touch", "remove"], ids=str)
@@ -127,14 +161,15 @@ def test_convert_notices_a_shard_that_changes_while_it_reads(tmp_path, old_targe
 
     with pytest.raises((CheckpointError, FileNotFoundError), match="model-00002-of-00002"):
         ftw.convert(source, tmp_path / "work" / "out", overwrite=True, progress=spoil)
-    assert_target_is_as_before(tmp_path / "work", old_target)
+    # A part of what the source was is of no use; but a file that is not there may be so for a moment, on a network.
+    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=change == "remove")
 
 
 def test_convert_refuses_a_disk_that_is_too_small_before_it_writes(tmp_path, monkeypatch, old_target):
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     (source / "tokenizer.json").write_bytes(bytes(5000))
-    layout = ftw.convert(source, tmp_path / "out", dry_run=True).plan.layout
-    needed = layout.total_bytes + index_nbytes(layout) + 5000 + (source / "config.json").stat().st_size
+    ftw.convert(source, tmp_path / "whole")
+    needed = sum(path.stat().st_size for path in (tmp_path / "whole").iterdir())
     usage = shutil.disk_usage(tmp_path)
     for free, fits in ((needed - 1, False), (needed, True)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
@@ -226,7 +261,7 @@ def test_convert_cleans_what_a_killed_one_left(tmp_path, old_target):
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     staging = tmp_path / "work" / STAGING
     (staging / "deep").mkdir(parents=True)
-    for name in ("freetoken-00000.ftw", "deep/tokenizer.json", "freetoken_weight.json.tmp", "stale"):
+    for name in ("freetoken-00000.ftw", "deep/tokenizer.json", "freetoken_weight.json.tmp", "stale", ".ftw-journal"):
         (staging / name).write_bytes(b"left")
     (staging / "link").symlink_to(source)
     ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
@@ -264,7 +299,7 @@ def test_convert_overwrite_puts_the_old_folder_back_where_the_second_rename_fail
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OSError, match="broken"):
         ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
-    assert_target_is_as_before(tmp_path / "work", old_target)
+    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=True)
 
 
 def test_convert_overwrite_never_leaves_the_name_empty(tmp_path, monkeypatch):
@@ -314,7 +349,7 @@ def test_convert_killed_at_any_point_leaves_a_valid_target_or_none(tmp_path, ove
 
 
 @pytest.mark.parametrize("interrupts", [1, 3], ids=["once", "thrice"])
-def test_convert_interrupted_exits_with_130_and_leaves_nothing(tmp_path, interrupts):
+def test_convert_interrupted_exits_with_130_and_leaves_a_part(tmp_path, interrupts):
     source = sharded(tmp_path / "src", nbytes=64 << 20)
     target = tmp_path / "work" / "out"
     # The interrupt comes when the conversion is surely under way: from its own progress function.
@@ -332,8 +367,12 @@ def test_convert_interrupted_exits_with_130_and_leaves_nothing(tmp_path, interru
     done = subprocess.run(
         [sys.executable, "-c", script, "convert", source, target], capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ftw: error: interrupted\n")
-    assert list(target.parent.iterdir()) == []
+    kept = f"{target}: target: what was written is kept in {target.parent / STAGING}; "
+    lines = [f"ftw: warning: {kept}--resume (resume=True) goes on from it", "ftw: error: interrupted"]
+    assert (done.returncode, done.stdout, done.stderr.splitlines()) == (130, "", lines)
+    assert os.listdir(target.parent) == [STAGING]
+    assert ftw.convert(source, target, resume=True).resumed_nbytes
+    assert ftw.verify(target, against=source).is_ok
 
 
 def test_convert_lock_is_free_after_a_failure(tmp_path, monkeypatch):

@@ -385,21 +385,24 @@ def test_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     if where == "copy":
         monkeypatch.setattr("ftw.readers._gguf_copy._iter_copy", fail)
     else:
-        monkeypatch.setattr(Checkpoint, "read_into", fail)
+        monkeypatch.setattr(Checkpoint, "read_many", fail)
     with pytest.raises(OSError, match="Input/output error"):
         ftw.convert(source, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["src"]
 
 
-def test_interrupted_conversion_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_conversion_goes_on(tmp_path: Path) -> None:
     source = write_model(tmp_path / "src")
+    ftw.convert(source, tmp_path / "whole")
 
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         ftw.convert(source, tmp_path / "out", progress=interrupt)
-    assert [path.name for path in tmp_path.iterdir()] == ["src"]
+    assert ftw.convert(source, tmp_path / "out", resume=True).resumed_nbytes
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_changed_byte_of_the_ftw_is_found(tmp_path: Path) -> None:

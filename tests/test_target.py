@@ -121,7 +121,9 @@ def test_convert_does_not_replace_a_folder_that_appeared_meanwhile(tmp_path):
     with pytest.raises(OutputError, match="exists and is not empty"):
         ftw.convert(source, target, progress=appear)
     assert (target / "thesis.txt").read_text() == "years of work"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.ftw-partial", "out", "src"]
+    shutil.rmtree(target)
+    assert ftw.convert(source, target, resume=True).resumed_nbytes  # nothing that was written is lost
 
 
 def test_convert_does_not_empty_what_a_link_named_like_its_staging_folder_points_to(tmp_path):

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 INDEX_NAME = "freetoken_weight.json"
 GGUF_METADATA_NAME = "source_metadata.gguf"  # header and key-values of the GGUF that an FTW was made from
 SHARD_NAME = "freetoken-{:05}.ftw"
-# What a folder calls its own files, the index also while it is being written; nothing else may have such a name.
-OWN_NAMES = re.compile(rf"freetoken-\d{{5,}}\.ftw|{re.escape(INDEX_NAME)}(\.tmp)?")
+JOURNAL_NAME = ".ftw-journal"  # of a folder that is being written
+# What a folder calls its own files, some also while they are being written; nothing else may have such a name.
+OWN_NAMES = re.compile(rf"freetoken-\d{{5,}}\.ftw|({re.escape(INDEX_NAME)}|{re.escape(JOURNAL_NAME)})(\.tmp)?")
 FORMAT_NAME = "freetoken_weight"
 VERSION = 1
 ALIGNMENT = 4096

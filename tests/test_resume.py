@@ -1,0 +1,339 @@
+"""`--resume`: what a conversion goes on from, what it takes for its own, and that the bytes are always the same."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from builders import llama_config, llama_tensors, write_checkpoint, write_sharded
+from convert_trials import tree
+
+import ftw
+from ftw import writer
+from ftw.errors import OutputError
+
+STAGING = ".out.ftw-partial"
+JOURNAL = ".ftw-journal"
+KIB = 1 << 10
+NAMES = [f"t{number}" for number in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_BUFFER_NBYTES", 16 * KIB)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        name: torch.randint(1, 256, (20_000 + 5000 * number,), generator=generator, dtype=torch.uint8)
+        for number, name in enumerate(NAMES)
+    }
+    tensors["t5"] = torch.zeros_like(tensors["t5"])  # equal to a hole
+    folder = write_checkpoint(tmp_path / "src", {**llama_tensors(), **tensors}, llama_config())
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work" / "out"
+
+
+@pytest.fixture
+def whole(source: Path, tmp_path: Path) -> dict[str, bytes]:
+    convert(source, tmp_path / "whole")
+    return tree(tmp_path / "whole")
+
+
+def convert(source: Path, target: Path, **options: object) -> ftw.ConversionResult:
+    return ftw.convert(source, target, **{"embed": "host", "shard_limit": 48 * KIB, **options})  # type: ignore[arg-type]
+
+
+def interrupt(source: Path, target: Path, after: int = 120_000, **options: object) -> Path:
+    """Convert until so many bytes have been read, and return the part that is left."""
+
+    def progress(done: int, total: int) -> None:
+        if done >= after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, target, progress=progress, **options)
+    part = target.with_name(STAGING)
+    assert (part / JOURNAL).is_file()
+    return part
+
+
+def assert_whole(target: Path, whole: dict[str, bytes]) -> None:
+    assert tree(target) == whole
+    assert os.listdir(target.parent) == [target.name]
+
+
+def kept_nbytes(whole: dict[str, bytes], count: int) -> int:
+    """Return the bytes of the first tensors of the region."""
+    return sum(entry["nbytes"] for entry in json.loads(whole["freetoken_weight.json"])["tensors"][:count])
+
+
+def test_resume_goes_on_and_gives_the_same_bytes(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    part = interrupt(source, target)
+    lines = (part / JOURNAL).read_bytes().splitlines()
+    mtimes = {path.name: path.stat().st_mtime_ns for path in part.glob("*.ftw")}
+    seen: list[int] = []
+    result = convert(source, target, resume=True, progress=lambda done, total: seen.append(done))
+    assert_whole(target, whole)
+    assert len(lines) > 3
+    assert result.resumed_nbytes == kept_nbytes(whole, len(lines) - 1)
+    assert result.to_dict()["resumed_bytes"] == result.resumed_nbytes
+    assert seen == sorted(seen)
+    assert seen[-1] == kept_nbytes(whole, 99)
+    first = target / "freetoken-00000.ftw"
+    assert first.stat().st_mtime_ns == mtimes[first.name]  # it was complete, and has not been written again
+
+
+def test_resume_without_a_part_begins(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    assert convert(source, target, resume=True).resumed_nbytes == 0
+    assert_whole(target, whole)
+
+
+def test_resume_of_a_resumed_conversion(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    total = kept_nbytes(whole, 99)
+    for after in (60_000, 120_000, 200_000, total):
+        interrupt(source, target, after, resume=True)
+    assert convert(source, target, resume=True).resumed_nbytes == total
+    assert_whole(target, whole)
+
+
+def test_a_conversion_without_resume_begins_anew(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    interrupt(source, target)
+    assert convert(source, target).resumed_nbytes == 0
+    assert_whole(target, whole)
+
+
+def flip_byte(part: Path) -> None:
+    path = part / "freetoken-00001.ftw"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+
+
+def spoil_padding(part: Path) -> None:
+    path = part / "freetoken-00001.ftw"
+    data = bytearray(path.read_bytes())
+    place = max(place for place in range(4096, len(data)) if data[place])  # the last byte of a tensor
+    data[place + 1] = 1
+    path.write_bytes(data)
+
+
+def shorten(part: Path) -> None:
+    os.truncate(part / "freetoken-00001.ftw", 5000)
+
+
+def remove(part: Path) -> None:
+    (part / "freetoken-00000.ftw").unlink()
+
+
+def lengthen(part: Path) -> None:
+    last = max(part.glob("*.ftw"))
+    os.truncate(last, last.stat().st_size + 1_000_000)
+
+
+def link_away(part: Path) -> None:
+    path = part / "freetoken-00001.ftw"
+    path.rename(part.parent / "elsewhere")
+    path.symlink_to("../elsewhere")
+
+
+def tear_last_line(part: Path) -> None:
+    os.truncate(part / JOURNAL, (part / JOURNAL).stat().st_size - 3)
+
+
+def tear_first_line(part: Path) -> None:
+    lines = (part / JOURNAL).read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1][:5] + b"\n"
+    (part / JOURNAL).write_bytes(b"".join(lines))
+
+
+def add_lines(part: Path) -> None:
+    with (part / JOURNAL).open("ab") as file:
+        file.write(b"0123456789abcdef\n" * 100)
+
+
+def add_rubbish(part: Path) -> None:
+    with (part / JOURNAL).open("ab") as file:
+        file.write(os.urandom(100_000))
+
+
+def add_files(part: Path) -> None:
+    (part / "stale").mkdir()
+    (part / "stale" / "file").write_bytes(b"1")
+    (part / "freetoken-00099.ftw").write_bytes(b"1")
+    (part / "link").symlink_to("/")
+    (part / f"{JOURNAL}.tmp").write_bytes(b"1")
+
+
+SPOILS: list[Callable[[Path], None]] = [
+    flip_byte, spoil_padding, shorten, remove, lengthen, link_away,
+    tear_last_line, tear_first_line, add_lines, add_rubbish, add_files,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
+def test_resume_takes_only_what_is_right(
+    source: Path, target: Path, whole: dict[str, bytes], spoil: Callable[[Path], None]
+) -> None:
+    part = interrupt(source, target)
+    spoil(part)
+    convert(source, target, resume=True)
+    (target.parent / "elsewhere").unlink(missing_ok=True)
+    assert_whole(target, whole)
+
+
+def test_resume_of_zeros_whose_shard_is_short(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    """Bytes that were never written read as the zeros that they should be; the shard has its length all the same."""
+    part = interrupt(source, target, kept_nbytes(whole, 99))
+    entry = next(entry for entry in json.loads(whole["freetoken_weight.json"])["tensors"] if entry["name"] == "t5")
+    shards = json.loads(whole["freetoken_weight.json"])["shards"]
+    shard = next(shard for shard in reversed(shards) if shard["global_off"] <= entry["global_off"])
+    os.truncate(part / shard["file"], entry["global_off"] - shard["global_off"])
+    convert(source, target, resume=True)
+    assert_whole(target, whole)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda source, options: os.utime(source / "model.safetensors", ns=(1, 1)),
+        lambda source, options: options.update(shard_limit=64 * KIB),
+        lambda source, options: options.update(embed="gpu"),
+        lambda source, options: (source / "merges.txt").write_text("more"),
+    ],
+    ids=["source", "shard_size", "embed", "metadata"],
+)
+def test_resume_of_another_conversion_is_refused_and_loses_nothing(
+    source: Path, target: Path, whole: dict[str, bytes], change: Callable[[Path, dict[str, object]], object]
+) -> None:
+    part = interrupt(source, target)
+    before = tree(part)
+    options: dict[str, object] = {}
+    change(source, options)
+    with pytest.raises(OutputError, match=rf"out: target: what .*{STAGING} holds was begun from another state .* anew"):
+        convert(source, target, resume=True, **options)
+    assert tree(part) == before
+    convert(source, target, **options)
+    assert ftw.verify(target, against=source).is_ok
+
+
+def test_resume_of_what_is_done_does_nothing(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    convert(source, target)
+    (target / JOURNAL).write_bytes(b"of a conversion that was killed when it had published the folder")
+    mtimes = {path.name: path.stat().st_mtime_ns for path in target.iterdir()}
+    for overwrite in (False, True):
+        assert convert(source, target, resume=True, overwrite=overwrite).resumed_nbytes == kept_nbytes(whole, 99)
+        assert_whole(target, whole)
+        assert {path.name: path.stat().st_mtime_ns for path in target.iterdir()}.items() <= mtimes.items()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda source, target: os.utime(target / "freetoken_weight.json", ns=(1, 1)),
+        lambda source, target: (source / "merges.txt").write_text("more"),
+        lambda source, target: os.truncate(target / "freetoken-00000.ftw", 4096),
+        lambda source, target: (target / "freetoken_weight.json").write_text("{}"),
+    ],
+    ids=["older_than_the_source", "metadata", "shard", "index"],
+)
+def test_resume_where_another_output_is_there_is_refused(
+    source: Path, target: Path, change: Callable[[Path, Path], object]
+) -> None:
+    convert(source, target)
+    change(source, target)
+    before = tree(target)
+    with pytest.raises(OutputError, match="exists and is not empty"):
+        convert(source, target, resume=True)
+    assert tree(target) == before
+
+
+def test_resume_overwrites_what_is_another_output(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    convert(source, target, shard_limit=4096)
+    interrupt(source, target, overwrite=True)
+    assert ftw.verify(target, against=source).is_ok
+    assert convert(source, target, overwrite=True, resume=True).resumed_nbytes
+    assert_whole(target, whole)
+
+
+def test_resume_clears_the_old_folder_that_a_kill_left(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    """Killed between the exchange of the names and the removal of the old folder."""
+    convert(source, target, shard_limit=4096)
+    target.rename(target.with_name(STAGING))
+    convert(source, target.with_name("new"))
+    target.with_name("new").rename(target)
+    convert(source, target, overwrite=True, resume=True)
+    assert_whole(target, whole)
+
+
+def test_resume_of_tensors_without_bytes(tmp_path: Path, target: Path) -> None:
+    tensors = {"a": torch.empty(0, 3), "b": torch.ones(5000), "c": torch.empty(2, 0), "d": torch.empty(0)}
+    source = write_checkpoint(tmp_path / "src", tensors, llama_config())
+    options = {"embed": "gpu"}
+    interrupt(source, target, 20_000, **options)
+    assert convert(source, target, resume=True, **options).resumed_nbytes == 20_000
+    assert ftw.verify(target, against=source).is_ok
+
+
+def test_journal_never_comes_from_the_source(source: Path, target: Path) -> None:
+    (source / JOURNAL).write_bytes(b"plan 0\n")
+    result = convert(source, target)
+    assert not (target / JOURNAL).exists()
+    assert (JOURNAL, "a name that the FTW itself uses") in result.plan.left_out
+
+
+# Processes that are killed, and system calls that fail
+
+
+def run_trials(tmp_path: Path, kind: str, count: int) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(1)
+    sizes = torch.randint(1, 60_000, (40,), generator=generator).tolist()
+    tensors = {
+        f"model.layers.{number}.w": torch.randint(256, (size,), generator=generator, dtype=torch.uint8)
+        for number, size in enumerate(sizes)
+    }
+    tensors |= {**llama_tensors(), "large": torch.randn(50_000, generator=generator), "none": torch.empty(0, 3)}
+    names = sorted(tensors)
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    shards = {file: {name: tensors[name] for name in names[place::2]} for place, file in enumerate(files)}
+    source = write_sharded(tmp_path / "src", shards, llama_config())
+    (source / "tokenizer.json").write_text("{}" * 3000)
+    script = Path(__file__).with_name("convert_trials.py")
+    done = subprocess.run(
+        [sys.executable, script, source, tmp_path / "trials", kind, str(count), "1"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    shutil.rmtree(tmp_path / "trials", ignore_errors=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    assert found["problems"] == []
+    return found
+
+
+def test_resume_after_each_of_200_random_kills(tmp_path: Path) -> None:
+    """Conversions that are killed up to three times; a child that a slow machine let end first is not counted."""
+    found = run_trials(tmp_path, "kills", 150)
+    assert found["killed"] >= 200
+    assert found["resumed"] >= 75
+
+
+def test_resume_after_each_of_90_faults(tmp_path: Path) -> None:
+    """A disk that is full from some call on, a call that fails, writes that are short: 30 of each."""
+    found = run_trials(tmp_path, "faults", 90)
+    assert found["failed"] >= 40
+    assert found["resumed"] >= 40
