@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -45,6 +46,30 @@ def write_dense_checkpoint(folder: Path, nbytes: int, num_shards: int = 3) -> No
         "intermediate_size": INTERMEDIATE, "tie_word_embeddings": False,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def write_gguf_checkpoint(folder: Path, nbytes: int) -> None:
+    """Write an untied model of about `nbytes` as a GGUF: a table, a head and layers of random Q8_0 blocks."""
+    import gguf
+
+    folder.mkdir(parents=True)
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    writer.add_embedding_length(HIDDEN)
+    row_bytes = HIDDEN // 32 * 34
+    rows = {"token_embd.weight": VOCAB, "output.weight": VOCAB}
+    num_layers = max(1, (nbytes // row_bytes - 2 * VOCAB) // (3 * INTERMEDIATE))
+    for number in range(num_layers):
+        rows |= {f"blk.{number}.{name}.weight": INTERMEDIATE for name in ("ffn_gate", "ffn_up", "ffn_down")}
+    for name, count in rows.items():
+        shape, kind = (count, row_bytes), gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor_info(name, shape, np.dtype(np.uint8), count * row_bytes, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    generator = np.random.default_rng(0)
+    for count in rows.values():
+        writer.write_tensor_data(generator.integers(256, size=(count, row_bytes), dtype=np.uint8))
+    writer.close()
 
 
 def write_table_checkpoints(folder: Path, rows: int, columns: int) -> dict[str, Path]:
