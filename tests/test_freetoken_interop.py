@@ -5,6 +5,7 @@ package, which needs a GPU's libraries.
 """
 
 import importlib.util
+import json
 import logging
 import sys
 import types
@@ -13,12 +14,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
-from builders import llama_config, llama_tensors, write_checkpoint
+from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
+from df11_builders import read_fixture, write_df11
+from gguf import GGMLQuantizationType, GGUFValueType
+from gguf_builder import random_blocks, write_gguf
 
 import ftw
+from ftw.dtypes import BY_TORCH_NAME
 
+DATA = Path(__file__).parent / "data"
 SPEC = importlib.util.find_spec("freetoken")
 pytestmark = pytest.mark.skipif(SPEC is None, reason="freetoken's wheel exists for x86-64 Linux alone")
 
@@ -65,18 +72,115 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def test_freetoken_reads_what_ftw_writes(freetoken: Any, tmp_path: Path) -> None:
-    tensors = many_tensors()
-    source = write_checkpoint(tmp_path / "source", tensors, llama_config())
-    ftw.convert(source, tmp_path / "out", embed="host", shard_limit=16384)
-    assert freetoken.is_ftw_checkpoint(str(tmp_path / "out"))
-    assert set(freetoken.ftw_tensor_names(str(tmp_path / "out"), "weight")) == set(tensors)
-    seen = {name: tensor.clone() for name, tensor in freetoken.iter_ftw_weights(str(tmp_path / "out"))}
+def assert_freetoken_reads(freetoken: Any, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Check that FreeToken's reader finds these tensors and no others, with their dtypes, shapes and bits."""
+    assert freetoken.is_ftw_checkpoint(str(folder))
+    kinds = ("weight", "experts_bank")
+    assert set(freetoken.ftw_tensor_names(str(folder), *kinds)) == set(tensors)
+    seen = {name: tensor.clone() for name, tensor in freetoken.iter_ftw_weights(str(folder), kinds=kinds)}
     assert set(seen) == set(tensors)
     for name, tensor in tensors.items():
-        assert seen[name].dtype == tensor.dtype
-        assert seen[name].shape == tensor.shape
-        assert torch.equal(as_bits(seen[name]), as_bits(tensor))
+        assert (seen[name].dtype, seen[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(as_bits(seen[name]), as_bits(tensor)), name
+
+
+def index_of(folder: Path) -> dict[str, Any]:
+    index: dict[str, Any] = json.loads((folder / "freetoken_weight.json").read_text())
+    return index
+
+
+@pytest.mark.parametrize("shard_limit", [4096, 16384, 1 << 20], ids=["4KiB", "16KiB", "1MiB"])
+@pytest.mark.parametrize("embed", ["host", "gpu"])
+def test_freetoken_reads_what_ftw_writes(freetoken: Any, tmp_path: Path, embed: str, shard_limit: int) -> None:
+    tensors = many_tensors()
+    source = write_checkpoint(tmp_path / "source", tensors, llama_config())
+    ftw.convert(source, tmp_path / "out", embed=embed, shard_limit=shard_limit)
+    first = index_of(tmp_path / "out")["tensors"][0]
+    assert (first["name"] == "model.embed_tokens.weight" and "placement" in first) == (embed == "host")
+    assert_freetoken_reads(freetoken, tmp_path / "out", tensors)
+
+
+TORCH_HAS = sorted(name for name in BY_TORCH_NAME if hasattr(torch, name))
+
+
+@pytest.mark.parametrize("dtype", TORCH_HAS)
+def test_freetoken_reads_every_dtype(freetoken: Any, tmp_path: Path, dtype: str) -> None:
+    content = torch.randint(0, 2 if dtype == "bool" else 256, (8 * 625,), generator=torch.Generator().manual_seed(0))
+    values = content.to(torch.uint8).view(getattr(torch, dtype))
+    tensors = {"long": values, "square": values[:24].reshape(2, 3, 4), "scalar": values[0]}
+    ftw.convert(write_ftw(tmp_path / "source", tensors), tmp_path / "out", shard_limit=4096)
+    assert len(index_of(tmp_path / "out")["shards"]) >= 4
+    assert_freetoken_reads(freetoken, tmp_path / "out", tensors)
+
+
+def test_freetoken_reads_an_ftw_made_from_a_gguf(freetoken: Any, tmp_path: Path) -> None:
+    blocks = {
+        "token_embd.weight": random_blocks(GGMLQuantizationType.Q4_0, 300, 2),
+        "output.weight": random_blocks(GGMLQuantizationType.Q8_0, 300, 2, seed=1),
+    }
+    norm = np.arange(64, dtype=np.float32)
+    kvs = {"llama.block_count": (GGUFValueType.UINT32, 1), "llama.embedding_length": (GGUFValueType.UINT32, 64)}
+    source = write_gguf(tmp_path / "m.gguf", {**blocks, "output_norm.weight": norm}, kvs)
+    ftw.convert(source, tmp_path / "out", embed="host", shard_limit=8192)
+    assert (tmp_path / "out" / "source_metadata.gguf").is_file()
+    table = index_of(tmp_path / "out")["tensors"][0]
+    assert (table["ggml_type"], table["logical_shape"], table["placement"]) == ("Q4_0", [300, 64], "host")
+    packed = {name: torch.from_numpy(block.data.copy()) for name, block in blocks.items()}
+    assert_freetoken_reads(freetoken, tmp_path / "out", {**packed, "output_norm.weight": torch.from_numpy(norm)})
+
+
+def test_freetoken_reads_an_ftw_with_decoded_tables_and_files_left_out(freetoken: Any, tmp_path: Path) -> None:
+    parts, known = read_fixture("normal")
+    rows, columns = int(known["rows"]), int(known["columns"])
+    rest = {"model.norm.weight": torch.ones(8), "lm_head.weight": torch.ones(rows, columns, dtype=torch.bfloat16)}
+    source = write_df11(tmp_path / "source", parts, (rows, columns), rest)
+    (source / "optimizer.bin").write_bytes(b"no weights of ours")
+    ftw.convert(source, tmp_path / "out", embed="host", decode_df11=True, shard_limit=16384)
+    own = index_of(tmp_path / "out")["ftw"]
+    assert [entry["name"] for entry in own["decoded"]] == ["model.embed_tokens.weight"]
+    assert "optimizer.bin" in [entry["name"] for entry in own["left_out"]]
+    with ftw.open_checkpoint(source, decode_df11=True) as checkpoint:
+        table = bytearray(checkpoint.tensors["model.embed_tokens.weight"].nbytes)
+        checkpoint.read_into("model.embed_tokens.weight", table)
+    plain = torch.frombuffer(table, dtype=torch.bfloat16).view(rows, columns)
+    assert_freetoken_reads(freetoken, tmp_path / "out", {**rest, "model.embed_tokens.weight": plain})
+
+
+def test_freetoken_fails_on_tensors_without_elements_and_reads_the_others(freetoken: Any, tmp_path: Path) -> None:
+    """It maps 0 bytes of memory, of its own FTWs too; `keep` gets it past them."""
+    tensors = {**llama_tensors(), "empty": torch.ones(0, 8)}
+    ftw.convert(write_checkpoint(tmp_path / "source", tensors, llama_config()), tmp_path / "out")
+    out = str(tmp_path / "out")
+    with pytest.raises(OSError, match="Invalid argument"):
+        list(freetoken.iter_ftw_weights(out))
+    seen = {name: tensor.clone() for name, tensor in freetoken.iter_ftw_weights(out, keep=lambda name: name != "empty")}
+    assert set(seen) == set(llama_tensors())
+    assert all(torch.equal(seen[name], tensor) for name, tensor in llama_tensors().items())
+
+
+@pytest.mark.parametrize("shard_limit", [4096, 1 << 20], ids=["4KiB", "1MiB"])
+@pytest.mark.parametrize("kind", ["plain", "banks-flat", "banks-layer", "gguf"])
+def test_freetoken_reads_its_own_ftw_that_ftw_made_anew(
+    freetoken: Any, tmp_path: Path, kind: str, shard_limit: int
+) -> None:
+    source = DATA / "freetoken-0.2.1" / kind
+    ftw.convert(source, tmp_path / "out", embed="auto", shard_limit=shard_limit)
+    kinds = ("weight", "experts_bank")
+    theirs = {name: tensor.clone() for name, tensor in freetoken.iter_ftw_weights(str(source), kinds=kinds)}
+    with ftw.open_checkpoint(source) as checkpoint:
+        beside = [name for name, tensor in checkpoint.tensors.items() if tensor.shard]
+    with ftw.load(source, device="cpu") as model:
+        side_files = {name: tensor for name, tensor in model.weights() if name in beside}
+    assert_freetoken_reads(freetoken, tmp_path / "out", {**theirs, **side_files})
+    assert freetoken.ftw_quant_format(str(tmp_path / "out")) == freetoken.ftw_quant_format(str(source))
+    reader = freetoken.FTWReader(str(tmp_path / "out"))
+    split = freetoken._split_bank_entries(reader, str(source), 4)
+    assert (split is None) == (not kind.startswith("banks"))
+    if split is not None:
+        assert {entry["name"] for entry in split[1]} <= {"gate_up_alpha", "down_alpha"}
+        assert bool(split[2]) == (kind == "banks-flat")
+        assert bool(split[3]) == (kind == "banks-layer")
+    reader.close()
 
 
 def test_ftw_reads_what_freetoken_writes(freetoken: Any, tmp_path: Path) -> None:
