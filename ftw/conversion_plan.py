@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from ftw.tensors import TensorInfo
     from ftw.verdict import TableVerdict
 
-# Index keys that the writer sets itself; a source FTW's other keys are carried over.
+_SIDE_FILES = "the tensors of its side files go into the region, where FreeToken's own server does not look for them"
+# Index keys that the writer sets itself, or that would tell of the source; a source FTW's other keys are carried over.
 _OWN_INDEX_KEYS = frozenset(
-    {"format", "version", "align", "shard_limit", "total_bytes", "source_model_path", "side_files", "ftw"}
+    {"format", "version", "align", "shard_limit", "total_bytes", "counts", "source_model_path", "side_files", "ftw"}
 )
 
 
@@ -111,7 +112,10 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
         metadata_files=files,
         derived_files=derived,
         left_out=left_out,
-        warnings=verdict.warnings,
+        warnings=(
+            *verdict.warnings,
+            *([_SIDE_FILES] if checkpoint.format == "ftw" and checkpoint.metadata.get("side_files") else ()),
+        ),
         index_extra=extra,
         index_nbytes=nbytes,
         digest=hasher.hexdigest(),

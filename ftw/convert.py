@@ -49,6 +49,7 @@ class ConversionResult:
         format: Of the source.
         plan: All that was decided.
         resumed_nbytes: Bytes of tensors that an earlier conversion had written, and this one found right.
+        was_complete: Whether the target was there already, so that nothing was written.
     """
 
     source: str
@@ -56,6 +57,7 @@ class ConversionResult:
     format: str
     plan: ConversionPlan
     resumed_nbytes: int = 0
+    was_complete: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `ftw convert --json` prints."""
@@ -146,7 +148,7 @@ def convert(
         if resume and not dry_run and _is_complete(destination, plan, checkpoint):
             clear_staging_folder(destination)
             remove_journal(destination)
-            return result(nbytes)
+            return result(nbytes, was_complete=True)
         may_write()
         if dry_run:
             check_free_space(destination, needed_nbytes(plan, checkpoint.folder))

@@ -177,6 +177,15 @@ def test_cli_convert_auto_says_of_each_table_what_it_did(capsys, tied, tmp_path,
     assert table["detail"].startswith("tied to the LM head")
 
 
+def test_cli_convert_resume_says_what_there_was(capsys, untied, tmp_path):
+    command = ["convert", str(untied), str(tmp_path / "out"), "--resume"]
+    for start in ("wrote ", "complete already: "):
+        assert main(command) == 0
+        out, err = capsys.readouterr()
+        assert out.startswith(f"{start}{tmp_path / 'out'}: ")
+        assert (err, "of an earlier conversion" in out) == ("", False)
+
+
 @pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
 def test_cli_verify_with_problems_is_one(capsys, untied, tmp_path, as_json):
     out_folder = tmp_path / "out"

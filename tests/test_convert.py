@@ -17,6 +17,7 @@ from builders import (
     write_ftw,
     write_sharded,
 )
+from safetensors.torch import save_file
 
 import ftw
 from ftw import conversion_plan, writer
@@ -289,3 +290,15 @@ def test_convert_names_the_index_that_does_not_fit(tmp_path, monkeypatch):
             ftw.convert(llama(tmp_path / "src"), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.ftw-partial", "src"]
     assert ftw.convert(tmp_path / "src", tmp_path / "out", resume=True).resumed_nbytes
+
+
+def test_convert_of_side_files_warns_and_drops_what_is_no_longer_so(tmp_path):
+    source = write_ftw(
+        tmp_path / "src", {TABLE: torch.ones(4, 8)}, side_files=["ple-table-00000.safetensors"], counts={}
+    )
+    save_file({"ple.weight": torch.ones(9, 2)}, source / "ple.safetensors")
+    result = ftw.convert(source, tmp_path / "out")
+    assert any("side files" in warning for warning in result.plan.warnings)
+    assert not {"counts", "side_files"} & set(json.loads((tmp_path / "out" / INDEX).read_text()))
+    assert ftw.verify(tmp_path / "out", against=source).is_ok
+    assert not ftw.convert(tmp_path / "out", tmp_path / "again").plan.warnings

@@ -235,7 +235,8 @@ def test_resume_of_what_is_done_does_nothing(source: Path, target: Path, whole: 
     (target / JOURNAL).write_bytes(b"of a conversion that was killed when it had published the folder")
     mtimes = {path.name: path.stat().st_mtime_ns for path in target.iterdir()}
     for overwrite in (False, True):
-        assert convert(source, target, resume=True, overwrite=overwrite).resumed_nbytes == kept_nbytes(whole, 99)
+        result = convert(source, target, resume=True, overwrite=overwrite)
+        assert (result.resumed_nbytes, result.was_complete) == (kept_nbytes(whole, 99), True)
         assert_whole(target, whole)
         assert {path.name: path.stat().st_mtime_ns for path in target.iterdir()}.items() <= mtimes.items()
 
