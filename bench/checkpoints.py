@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,25 @@ def write_gguf_checkpoint(folder: Path, nbytes: int) -> None:
     for count in rows.values():
         writer.write_tensor_data(generator.integers(256, size=(count, row_bytes), dtype=np.uint8))
     writer.close()
+
+
+def write_hollow_checkpoint(folder: Path, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, object]) -> None:
+    """Write a bf16 checkpoint whose header is whole and whose data are a hole: for `ftw.load(dummy=True)`.
+
+    The file takes a block of the disk, whatever it says; one byte of its first tensor is no zero, so that two tensors
+    of a shape are not the same.
+    """
+    header, offset = {}, 0
+    for name, shape in shapes.items():
+        end = offset + math.prod(shape) * 2
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + b"\x01")
+        file.truncate(8 + len(text) + offset)
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def write_table_checkpoints(folder: Path, rows: int, columns: int) -> dict[str, Path]:

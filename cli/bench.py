@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import make_console
-from .plot import check_plot, plot_bars, plot_lookups
+from .plot import check_plot, plot_bars, plot_decoding, plot_lookups
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,23 +24,31 @@ class Subject(str, Enum):
     load = "load"
     convert = "convert"
     inspect = "inspect"
+    decode = "decode"
 
 
 def bench_command(
     subject: Annotated[
-        Subject, typer.Argument(metavar="SUBJECT", help="lookup, load (needs 5 GB), convert (needs 9 GB), or inspect.")
+        Subject,
+        typer.Argument(metavar="SUBJECT", help="lookup, load (needs 5 GB), convert (needs 9 GB), inspect, or decode."),
     ],
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the figures; needs matplotlib.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="decode: build N layers of each model; fewer are less work.")
+    ] = None,
 ) -> None:
     """Measure on this machine, beside a limit or a peer; scratch files go into the current folder."""
+    if layers is not None and subject is not Subject.decode:
+        raise typer.BadParameter(f"{subject.value} builds no layers, decode does", param_hint="'--layers'")
     if plot is not None:
         check_plot(plot)
     environment = importlib.import_module("ftw.bench.environment")
     module = importlib.import_module(f"ftw.bench.{subject.value}")
-    result = {"bench": subject.value, "environment": environment.describe_environment(), **module.run()}
+    figures = module.run() if layers is None else module.run(layers)
+    result = {"bench": subject.value, "environment": environment.describe_environment(), **figures}
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     _print_result(result)
@@ -49,10 +57,12 @@ def bench_command(
 
 
 def _plot_result(result: dict[str, Any], path: Path) -> None:
-    """Draw the first table of a result: lookups as lines, anything else as bars of its first figure."""
+    """Draw a result: lookups as lines, decoding in panels, anything else as bars of its first table's first figure."""
     rows = next(value for value in result.values() if isinstance(value, list))
     if result["bench"] == Subject.lookup.value:
         plot_lookups(rows, path)
+    elif result["bench"] == Subject.decode.value:
+        plot_decoding(result, path)
     else:
         plot_bars(rows, next(name for name, value in rows[0].items() if not isinstance(value, str)), path)
 

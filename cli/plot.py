@@ -93,6 +93,44 @@ def plot_lookups(rows: list[dict[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
+def plot_decoding(result: dict[str, Any], path: Path) -> None:
+    """Draw how much longer steps and prompts take than with the table on the GPU, and the KV tokens that fit."""
+    figure = _make_figure(15, 4.5)
+    panels = {
+        "decode": ("decode step", "% longer than with the table on the GPU"),
+        "prefill": ("prefill", "% longer than with the table on the GPU"),
+        "memory": (f"KV tokens that fit into {result['vram']}", "tokens"),
+    }
+    for number, (name, (title, unit)) in enumerate(panels.items()):
+        axes = figure.add_subplot(1, len(panels), number + 1)
+        values = {(_group(row), row["placement"]): _height(row) for row in result[name]}
+        groups = list(dict.fromkeys(group for group, _ in values))
+        placements = list(dict.fromkeys(placement for _, placement in values))
+        width = 0.8 / len(placements)
+        for place, placement in enumerate(placements):
+            starts = [group + (place - len(placements) / 2 + 0.5) * width for group in range(len(groups))]
+            heights = [values[group, placement] for group in groups]
+            bars = axes.bar(starts, heights, width, color=f"C{place}", label=placement)
+            axes.bar_label(bars, fmt="{:,.0f}" if name == "memory" else "{:.2f}", fontsize=7, padding=2)
+        axes.set_xticks(range(len(groups)), groups, fontsize=7)
+        axes.set_title(title, fontsize=10)
+        axes.set_ylabel(unit, fontsize=8)
+        axes.margins(y=0.15)
+        if not number:
+            axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def _group(row: dict[str, Any]) -> str:
+    """Return the words under the bars of one model and size."""
+    size = f"batch {row['batch']}" if "batch" in row else f"{row['tokens']} tokens" if "tokens" in row else ""
+    return "\n".join(filter(None, (row["model"], f"{row['layers']} layers", size)))
+
+
+def _height(row: dict[str, Any]) -> float:
+    return float(row["kv_tokens"] if "kv_tokens" in row else (row["ratio"] - 1) * 100)
+
+
 def plot_bars(rows: list[dict[str, Any]], value: str, path: Path) -> None:
     """Draw one figure of each row as a bar, labelled by the words of the row."""
     figure = _make_figure(8, 1 + 0.35 * len(rows))

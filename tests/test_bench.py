@@ -16,6 +16,13 @@ LOOKUPS = [
     for ids in (1, 16)
     for way in ("plain", "hot")
 ]
+DECODING = {
+    "vram": "24GiB",
+    "decode": [{"model": "m", "layers": "1 of 2", "batch": 1, "placement": "gpu", "step_ms": 2.0, "ratio": 1.0}],
+    "prefill": [{"model": "m", "layers": "1 of 2", "tokens": 9, "placement": "gpu", "prefill_ms": 2.0, "ratio": 1.0}],
+    "memory": [{"model": "m", "layers": "1 of 2", "placement": "gpu", "vram_mib": 3.0, "kv_tokens": 7}],
+    "tokens": [{"model": "m", "layers": "1 of 2", "tokens_equal": True}],
+}
 
 
 @pytest.mark.parametrize(
@@ -25,8 +32,9 @@ LOOKUPS = [
         ("load", {"table_nbytes": 1, "table": [{"way": "ftw", "cache": "cold", "seconds": 0.5, "of_best": 1.1}]}),
         ("convert", {"rows": [{"way": "ftw", "seconds": 0.5}]}),
         ("inspect", {"rows": [{"way": "ftw", "seconds": 0.5, "peak_mib": 3}]}),
+        ("decode", DECODING),
     ],
-    ids=["lookup", "load", "convert", "inspect"],
+    ids=["lookup", "load", "convert", "inspect", "decode"],
 )
 def test_figures_are_printed_written_and_drawn(
     tmp_path: Path,
