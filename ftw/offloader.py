@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,6 +29,9 @@ from ftw.pin_budget import check_pin_budget
 from ftw.pinned import PinnedBuffer, count_pinned_bytes
 from ftw.sizes import parse_nbytes
 from ftw.table_modules import Table, check_table, find_table, table_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 _CHUNK_NBYTES = 64 << 20
 _HELD_UNSEEN = (
@@ -49,69 +52,78 @@ def offload(
     hot_bytes: int | str | None = None,
     scale: float | None = None,
 ) -> HostEmbedding:
-    """Move a table from the GPU to pinned host memory, and return the module that looks its rows up from there.
+    """Move one table from the GPU to pinned host memory, and return the module that looks its rows up from there.
 
-    Put it in the place of the module given. That one stays alive: its parameter is the same object, now of the host
-    copy, so its state dict holds the true table. The shard of a vocab-parallel embedding gives zeros for ids of other
-    shards, so the caller sums over the ranks, as the engine's own module did. Offload before CUDA graphs are captured:
-    one that was captured with the old table reads memory that is not its own.
-
-    Peak memory: nothing on the device, the table once in host memory.
-
-    Args:
-        target: An `nn.Embedding`, a `VocabParallelEmbedding` of vLLM or SGLang, another module with `parameter`, or a
-            tensor `[rows, columns]` that no module holds.
-        parameter: Which parameter or buffer of the module is the table; the module's own forward and hooks then do not
-            matter.
-        name: For messages and the memory report; None for the table's path in the model.
-        device: Whose kernels will read it; None for the table's own, of one on the CPU the current GPU where there is
-            one.
-        dtype: Of the rows that a lookup returns; None for the table's own, of a packed one bfloat16.
-        ggml_type: The GGUF type of packed rows, a key of `ftw.ggml_types.PACKED_TYPES`; None for a plain table.
-        max_pinned_bytes: Page-locked bytes that the table may bring this process to, as bytes or as a size such as
-            "8GiB". None for what the host has available, of which a limit of yours takes the place.
-        hot_bytes: Keep the rows that are used most on the device, as many as fit into these bytes; see `HostEmbedding`.
-        scale: Multiply rows by this, as a module does whose `parameter` is given; see `HostEmbedding`.
-
-    Returns:
-        A module that owns the memory. Its `memory` tells what was measured, `freed_bytes` above all.
-
-    Raises:
-        NotEligibleError: Somebody else holds the table, a tied LM head above all; or the module does more than look
-            rows up; or the tensor is no table; or a CUDA graph is being captured. Nothing has changed then.
-        PinError: The table doesn't fit into host memory or the limit, or the driver refused to page-lock it. Nothing
-            has changed then.
-        DeviceError: torch has no such device.
-        LookupArgumentError: `dtype` is no floating-point type, `hot_bytes` no size or `scale` no number, or the rows
-            are not whole blocks of `ggml_type`.
-        ValueError: `max_pinned_bytes` is no size, or a tensor comes with `parameter`.
+    Arguments and errors are those of `ftw.offload`, of which this is the part that moves a table.
     """
     limit = parse_nbytes("max_pinned_bytes", max_pinned_bytes)
+    own = {"dtype": dtype, "ggml_type": ggml_type, "hot_bytes": hot_bytes, "scale": scale}
+    move = plan_move(target, parameter=parameter, name=name, device=device, own=own)
+    check_room([move], limit)
+    return make_move(move)
+
+
+class Move(NamedTuple):
+    """A table that may go to host memory: `name` is the table's, `own` are options of its `HostEmbedding`."""
+
+    table: Table
+    reader: torch.device
+    name: str
+    own: Mapping[str, Any]
+
+
+def plan_move(
+    target: nn.Module | torch.Tensor,
+    *,
+    parameter: str | None,
+    name: str | None,
+    device: torch.device | str | None,
+    own: Mapping[str, Any],
+) -> Move:
+    """Check that a table may go to host memory; the arguments are those of `offload`.
+
+    Raises:
+        NotEligibleError: It may not.
+        DeviceError: torch has no such device.
+        ValueError: A tensor comes with `parameter`.
+    """
     owner = target if isinstance(target, nn.Module) else None
     if name is None:
         name = "table" if owner is None else place_of(owner, table_name(parameter)).path
     subject = printable(name)
     table = _find(target, parameter, subject)
     tensor = table.tensor
-    check_table(tensor, subject, ggml_type)
+    check_table(tensor, subject, own.get("ggml_type"))
     reader = tensor.device if device is None and tensor.is_cuda else resolve_device(device)
     _check_not_capturing(subject, tensor.device, reader)
     _check_is_sole(tensor, owner, subject)
+    return Move(table, reader, name, {**own, "dtype": own.get("dtype") or table.dtype})
+
+
+def check_room(moves: Iterable[Move], max_pinned_bytes: int | None) -> None:
+    """Check that host memory takes all of these tables.
+
+    Raises:
+        PinError: It does not, or they are more than `max_pinned_bytes` allows.
+    """
     check_pin_budget(
-        {name: align_up(tensor.nbytes, PAGE_NBYTES)},
+        {move.name: align_up(move.table.tensor.nbytes, PAGE_NBYTES) for move in moves},
         pinned_nbytes=count_pinned_bytes(),
-        max_pinned_bytes=limit,
+        max_pinned_bytes=max_pinned_bytes,
         limits=read_host_limits(),
         source="offload",
     )
-    _empty_cache(tensor.device)  # so that what is measured is the table alone
-    source = tensor.device
+
+
+def make_move(move: Move) -> HostEmbedding:
+    """Move a table, and return the module that looks its rows up; whatever fails leaves all as it was."""
+    source, nbytes = move.table.tensor.device, move.table.tensor.nbytes
+    _empty_cache(source)  # so that what is measured is the table alone
     with MemoryWatch(source) as watch:
-        own = {"dtype": dtype or table.dtype, "ggml_type": ggml_type, "hot_bytes": hot_bytes, "scale": scale}
-        embedding = _move(table, reader, name, own)
+        embedding = _move(move)
         _empty_cache(source)
-        pinned = embedding.pinned_nbytes if reader.type == "cuda" else tensor.nbytes
-        embedding.memory = watch.report("host", "offloaded", {name: pinned})
+        pinned = embedding.pinned_nbytes if move.reader.type == "cuda" else nbytes
+        embedding.memory = watch.report("host", "offloaded", {move.name: pinned})
     return embedding
 
 
@@ -168,11 +180,9 @@ def _count_uses(tensor: Any) -> int:
     return int(tensor._use_count())
 
 
-def _move(table: Table, reader: torch.device, name: str, own: dict[str, Any]) -> HostEmbedding:
-    """Copy a table to host memory, then let go of the original; whatever fails leaves all as it was.
-
-    `own` are options of the `HostEmbedding`.
-    """
+def _move(move: Move) -> HostEmbedding:
+    """Copy a table to host memory, then let go of the original."""
+    table, reader, name, own = move
     tensor = table.tensor
     with contextlib.ExitStack() as stack:
         buffer = PinnedBuffer(tensor.nbytes, name=name, device=reader)

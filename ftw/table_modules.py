@@ -38,6 +38,11 @@ def table_name(parameter: str | None) -> str:
     return "weight" if parameter is None else parameter
 
 
+def is_table_module(module: nn.Module) -> bool:
+    """Tell whether a module is of a kind that holds a lookup table as its weight, whatever else it may do."""
+    return isinstance(module, nn.Embedding) or _is_vocab_parallel(module)
+
+
 def find_table(module: nn.Module, parameter: str | None, subject: str) -> Table:
     """Return the table of a module; with `parameter` that one, whatever else the module does.
 
@@ -74,7 +79,7 @@ def check_table(tensor: torch.Tensor, subject: str, ggml_type: str | None) -> No
 def _check_is_plain_lookup(module: nn.Module, subject: str) -> None:
     kind = type(module).__name__
     instead = "pass parameter='weight' to look its rows up and do the rest yourself"
-    if not isinstance(module, nn.Embedding) and not _is_vocab_parallel(module):
+    if not is_table_module(module):
         raise NotEligibleError(f"{subject}: module: found a {kind}, {_ALLOWED}")
     if isinstance(module, nn.Embedding) and type(module).forward is not nn.Embedding.forward:
         raise NotEligibleError(f"{subject}: module: {kind} does more in its forward than look rows up; {instead}")
