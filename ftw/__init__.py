@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ftw.loaded_model import LoadedModel
     from ftw.loader import load
     from ftw.memory import MemoryReport
-    from ftw.offloader import offload
+    from ftw.model_offloader import offload
 
 __all__ = [
     "Checkpoint",
@@ -74,7 +74,7 @@ _LAZY = {
     "LoadedModel": "ftw.loaded_model",
     "MemoryReport": "ftw.memory",
     "load": "ftw.loader",
-    "offload": "ftw.offloader",
+    "offload": "ftw.model_offloader",
 }
 
 

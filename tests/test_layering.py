@@ -45,6 +45,9 @@ LAYERS = [
     {"host_tables"},
     {"loaded_model"},
     {"loader"},
+    {"model_tables"},
+    {"integrations"},
+    {"model_offloader"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FIRST_WITH_TORCH = "kernels"  # it and all after it

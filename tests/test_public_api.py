@@ -32,7 +32,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 @pytest.mark.parametrize("name", ["convert", "verify", "inspect", "load", "offload"])
 def test_functions_stay_functions_when_their_modules_are_imported(name: str) -> None:
-    modules = "ftw.convert, ftw.verify, ftw.loader, ftw.offloader, ftw.report"
+    modules = "ftw.convert, ftw.verify, ftw.loader, ftw.offloader, ftw.model_offloader, ftw.report"
     script = f"import {modules}\nimport ftw\nassert callable(ftw.{name})"
     subprocess.run([sys.executable, "-c", script], check=True)
 
