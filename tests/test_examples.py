@@ -139,3 +139,25 @@ def test_a_loaded_model_computes_the_same_after_offloading() -> None:
     output = run_example("offload_loaded_model.py")
     assert "the model computes the same: True" in output
     assert "is refused: " in output
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [1, 2, 3], ids=["one", "two", "uneven"])
+def test_layers_of_an_engine_are_loaded_and_summed(monkeypatch: pytest.MonkeyPatch, size: int, device: str) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import engine_layer
+
+    table = torch.randn(170, 16).bfloat16()
+    ids = torch.arange(170, device=device)
+    total = torch.zeros(170, 16, dtype=table.dtype, device=device)
+    for rank in range(size):
+        layer = engine_layer.HostVocabEmbedding(
+            170, 16, dtype=table.dtype, device=device, rank=rank, size=size, hot_bytes="1KiB"
+        )
+        parameter = dict(layer.named_parameters())["weight"]
+        parameter.weight_loader(parameter, table)
+        layer.finish()
+        assert not dict(layer.named_parameters())
+        total += layer(ids)
+        layer.rows.close()
+    assert torch.equal(total, table.to(device))
