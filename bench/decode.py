@@ -78,7 +78,7 @@ def run(
     }
     for model in models:
         shape = model if layers is None else model._replace(layers=min(layers, model.full_layers))
-        with tempfile.TemporaryDirectory(prefix="ftw-bench-") as name, torch.inference_mode():
+        with tempfile.TemporaryDirectory(prefix="ftw-bench-", dir=Path.cwd()) as name, torch.inference_mode():
             write_model(Path(name), shape)
             result["memory"] += memory_rows(Path(name), shape, plan, device)
             with _load(Path(name), shape, plan, device) as subject:
