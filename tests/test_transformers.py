@@ -12,7 +12,7 @@ from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
 from gguf import GGMLQuantizationType
 from gguf_builder import random_blocks, write_gguf
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3ForCausalLM, Qwen3Model
+from transformers import CompileConfig, Qwen3ForCausalLM, Qwen3Model
 from transformers_models import Saved, assert_same_weights, bits_of, build, logits, random_ids, save
 
 import ftw
@@ -130,6 +130,19 @@ def test_compiled_model_is_one_graph_and_gives_the_same(qwen3: Saved) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(logits(compiled, ids), expected)
+
+
+def test_generating_compiles_the_model_in_one_graph(qwen3: Saved) -> None:
+    model, ids = load(qwen3.folder), random_ids(1, 7)
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(ids, **options)
+    config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    config._compile_all_devices = True  # not for GPUs alone
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = model.generate(ids, cache_implementation="static", compile_config=config, **options)
+    assert torch.equal(found, expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
 
 
 def test_embeddings_given_as_input_give_the_same(qwen3: Saved) -> None:
@@ -384,6 +397,16 @@ def test_failure_while_reading_gives_the_tables_back(qwen3: Saved, monkeypatch: 
     with pytest.raises(ftw.CheckpointError, match="a: b: has changed"):
         load(qwen3.folder)
     assert closed == ["model.embed_tokens.weight"]
+
+
+def test_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[1] / "docs" / "transformers.md").read_text(encoding="utf-8")
+    example = text.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/transformers.md", "exec"), names)
+    assert host_modules(names["model"]) == ["model.embed_tokens"]
+    assert names["tokens"].shape == (1, 3 + 20)
 
 
 def test_report_and_close(qwen3: Saved) -> None:
