@@ -216,7 +216,7 @@ def _reader_of(model: PreTrainedModel, path: str, subject: str) -> nn.Module:
     parent, _, parameter = path.rpartition(".")
     module: nn.Module = model.get_submodule(parent)
     if parameter != "weight" or not is_table_module(module):
-        problem = f"is {path} of {type(model).__name__}, too, which reads all of it"
+        problem = f"is {path} of {type(model).__name__}, where a {type(module).__name__} does more than look rows up"
         raise NotEligibleError(f"{subject}: {problem}; {_WAY_OUT}")
     is_scaled = scale_of(module, weight_of(module).dtype, path) is not None
     try:
