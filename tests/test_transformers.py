@@ -297,6 +297,12 @@ def test_module_that_does_more_than_a_lookup_is_refused(qwen3: Saved) -> None:
         load(qwen3.folder, model_class=Doubled)
 
 
+def test_scaled_embedding_with_a_vector_for_one_token_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "T5Gemma2ForConditionalGeneration")
+    line = line_of(tmp_path, ftw.NotEligibleError)
+    assert "embed_tokens.weight: T5Gemma2TextScaledWordEmbedding does more than look rows up" in line
+
+
 def test_ngram_table_is_refused(tmp_path: Path) -> None:
     tensors = {**llama_tensors(), "model.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight": torch.ones(4, 8)}
     source = write_checkpoint(tmp_path / "ngram", tensors, llama_config())

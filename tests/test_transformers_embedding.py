@@ -1,10 +1,13 @@
 """What a model of transformers may do to its embedding, wherever the table is."""
 
 import copy
+import importlib
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -178,6 +181,21 @@ def test_scale_that_is_a_number_is_taken_where_rows_are_equal(dtype: torch.dtype
     else:
         host = ftw.HostEmbedding(module.weight.detach(), scale=scale_of(module, dtype, "table"))
         assert torch.equal(bits_of(host(ids)), bits_of(rows))
+
+
+def test_every_scaled_class_of_transformers_is_known_for_what_it_does() -> None:
+    """One that does more than multiply (T5Gemma2's has a vector of its own for one token) has to be told from those."""
+    folder, ids, unknown = Path(transformers.models.__file__).parent, torch.arange(8), []
+    for file in sorted(folder.glob("*/modeling_*.py")):
+        for name in re.findall(r"^class (\w+ScaledWordEmbedding)\(", file.read_text(encoding="utf-8"), re.MULTILINE):
+            kind = getattr(importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}"), name)
+            module = kind(8, 4, 0, embed_scale=3.3)
+            scale = scale_of(module, torch.float32, "table")
+            if scale is None:
+                unknown.append(name)
+                continue
+            assert torch.equal(ftw.HostEmbedding(module.weight.detach(), scale=scale)(ids), module(ids)), name
+    assert unknown == ["T5Gemma2TextScaledWordEmbedding"]
 
 
 def test_scaled_module_with_a_hook_does_more_than_that() -> None:

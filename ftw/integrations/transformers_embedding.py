@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _WAY_OUT = "load the model with embed='gpu'"
 _SCALED = "ScaledWordEmbedding"  # ends the names of transformers' classes that multiply rows by `embed_scale`
+_SCALING = frozenset(
+    "super forward embed_scale to weight dtype".split()
+)  # all that a forward names which does just that
 
 
 class TransformersEmbedding(HostEmbedding):
@@ -170,6 +173,9 @@ def scale_of(module: nn.Module, dtype: torch.dtype, name: str) -> float | None:
     kind = type(module)
     if not kind.__name__.endswith(_SCALED) or not kind.__module__.startswith("transformers.models."):
         return None
+    code: Any = getattr(kind.forward, "__code__", None)
+    if code is None or not _SCALING.issuperset(code.co_names):
+        return None  # T5Gemma2's has a vector of its own for one token
     if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
         return None  # it does more than its class
     scale: Any = module.embed_scale
