@@ -8,7 +8,7 @@ from .decoder import Shape
 
 MODELS = (
     Shape("Qwen3-30B-A3B", 12, 48, 2048, 768, 32, 4, 128, 151_936, experts=128, experts_per_token=8),
-    Shape("Qwen3-8B", 8, 36, 4096, 12_288, 32, 8, 128, 151_936),
+    Shape("Qwen3-8B", 18, 36, 4096, 12_288, 32, 8, 128, 151_936),
 )
 TINY_MODELS = (
     Shape("tiny MoE", 2, 2, 64, 32, 4, 2, 16, 1000, experts=8, experts_per_token=2),

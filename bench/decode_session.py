@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from .decode_plan import Placement
 
+_ROW_SCALE = 0.02  # of the random table's values, to which all layers together then add as much
 _STEPS_PER_UPDATE = 64  # of hot rows, while decoding
 
 
@@ -56,6 +57,9 @@ def load_model(folder: Path, shape: Shape, device: torch.device, placement: Plac
     for module in decoder.modules():
         if isinstance(module, torch.nn.RMSNorm):
             module.weight.data.fill_(1.0)  # random ones would leave next to nothing of their input
+    for name, parameter in decoder.named_parameters():
+        if "o_proj" in name or "down_proj" in name:  # or the layers would drown the token, and all tokens be the same
+            parameter.data.mul_(_ROW_SCALE / (2 * shape.layers) ** 0.5)
     return Loaded(model, decoder)
 
 
