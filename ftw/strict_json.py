@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
+import os
 import re
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from ftw.errors import CheckpointError, printable
+from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+    from typing import BinaryIO
 
 MAX_NBYTES = 100_000_000  # the safetensors library's bound on a header, used for every JSON text
 MAX_DEPTH = 128  # the bound of the safetensors library's parser; what is within it can be walked by recursion
+# What values may take: a container or a member takes up to 200 bytes, a byte of a text with wide characters in it 8,
+# once in the text and once in the value.
+_MAX_VALUES_NBYTES = 64 << 20
+_VALUE_NBYTES = 200
+_WIDE_NBYTES = 8
+_STRING = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
 _MAX_SHOWN = 80  # characters of a value in a message
 _CONTAINERS = frozenset({dict, list})
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json_file(path: Path, *, allow_non_finite: bool = False) -> dict[str, Any]:
@@ -28,17 +39,31 @@ def read_json_file(path: Path, *, allow_non_finite: bool = False) -> dict[str, A
             `time_step_limit`), although JSON has none.
 
     Raises:
-        CheckpointError: It is no file, it is too large, or `parse_json_object` refuses its text.
+        CheckpointError: It is no file, it is too large, it changes, or `parse_json_object` refuses its text.
+    """
+    with open_json_file(path) as file:
+        text = file.read()
+    value = parse_json_object(text, path, "json", allow_non_finite=allow_non_finite)
+    check_depth(value, path, "json")
+    return value
+
+
+@contextlib.contextmanager
+def open_json_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of JSON, and check at the end that it did not change meanwhile.
+
+    Raises:
+        CheckpointError: It is no file, it is too large, or it changes.
     """
     if not path.is_file():
         raise CheckpointError(path, "json", "is not a regular file" if path.exists() else "is missing")
     with path.open("rb") as file:
-        text = file.read(MAX_NBYTES + 1)
-    if len(text) > MAX_NBYTES:
-        raise CheckpointError(path, "json", f"is larger than {MAX_NBYTES} bytes")
-    value = parse_json_object(text, path, "json", allow_non_finite=allow_non_finite)
-    check_depth(value, path, "json")
-    return value
+        before = _state(file)
+        if before[0] > MAX_NBYTES:
+            raise CheckpointError(path, "json", f"is larger than {MAX_NBYTES} bytes")
+        yield file
+        if _state(file) != before:
+            raise CheckpointError(path, "json", "changed while it was being read")
 
 
 def parse_json_object(
@@ -47,16 +72,40 @@ def parse_json_object(
     """Parse UTF-8 text that holds one JSON object.
 
     Raises:
-        CheckpointError: The text is not UTF-8, not JSON, not an object, nested too deeply to be parsed, or holds a key
-            twice, half a surrogate pair, or, unless they are allowed, NaN or an infinity.
+        CheckpointError: The text is not UTF-8, not JSON, not an object, nested too deeply to be parsed, of so many
+            values that they would take more than 64 MiB, or holds a key twice, half a surrogate pair, or, unless they
+            are allowed, NaN or an infinity.
     """
+    _check_cost(bytes(text), path, subject)
+    try:
+        decoded = str(text, "utf-8")
+        value = make_decoder(path, subject, allow_non_finite=allow_non_finite).decode(decoded)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(path, subject, f"is not UTF-8 at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise CheckpointError(path, subject, describe_json_error(error)) from error
+    except RecursionError as error:
+        raise CheckpointError(path, subject, f"is nested too deeply, at most {MAX_DEPTH} levels are allowed") from error
+    except CheckpointError:
+        raise
+    except ValueError as error:  # an integer of more than 4300 digits
+        raise CheckpointError(path, subject, f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(path, subject, f"holds a {type(value).__name__}, an object is needed")
+    if SURROGATE.search(decoded) and not is_unicode(value):
+        raise CheckpointError(path, subject, "holds half a surrogate pair, which is not Unicode")
+    return value
+
+
+def make_decoder(path: Path, subject: str, *, allow_non_finite: bool = False) -> json.JSONDecoder:
+    """Return a decoder that raises `CheckpointError` for a key that occurs twice and for what is not finite."""
 
     def pairs_to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
             seen: set[str] = set()
             duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise CheckpointError(path, subject, f"key '{printable(duplicate)}' occurs twice, keys must be unique")
+            raise CheckpointError(path, subject, duplicate_key(duplicate))
         return result
 
     def parse_float(number: str) -> float:
@@ -65,26 +114,18 @@ def parse_json_object(
             raise CheckpointError(path, subject, f"holds {shown(number)}, numbers must be finite")
         return value
 
-    try:
-        decoded = str(text, "utf-8")
-        value = json.loads(
-            decoded, object_pairs_hook=pairs_to_dict, parse_constant=parse_float, parse_float=parse_float
-        )
-    except UnicodeDecodeError as error:
-        raise CheckpointError(path, subject, f"is not UTF-8 at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        raise CheckpointError(path, subject, f"is not JSON: {error.msg} at character {error.pos}") from error
-    except RecursionError as error:
-        raise CheckpointError(path, subject, "is nested too deeply") from error
-    except CheckpointError:
-        raise
-    except ValueError as error:  # an integer of more than 4300 digits
-        raise CheckpointError(path, subject, f"is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(path, subject, f"holds a {type(value).__name__}, an object is needed")
-    if _SURROGATE.search(decoded) and not _is_unicode(value):
-        raise CheckpointError(path, subject, "holds half a surrogate pair, which is not Unicode")
-    return value
+    return json.JSONDecoder(object_pairs_hook=pairs_to_dict, parse_constant=parse_float, parse_float=parse_float)
+
+
+def duplicate_key(key: str) -> str:
+    """Return what is wrong with an object in which a key occurs twice."""
+    return f"key {shown(key)} occurs twice, keys must be unique"
+
+
+def describe_json_error(error: json.JSONDecodeError, start: int = 0) -> str:
+    """Return what is wrong with text that begins at the character `start` of its file."""
+    found = error.msg.removesuffix(" at")
+    return f"is not JSON: {found[0].lower()}{found[1:]} at character {start + error.pos}"
 
 
 def check_depth(value: dict[str, Any], path: Path, subject: str) -> None:
@@ -94,7 +135,7 @@ def check_depth(value: dict[str, Any], path: Path, subject: str) -> None:
         CheckpointError: They are nested deeper.
     """
     if not _is_shallow(value):
-        raise CheckpointError(path, subject, f"is nested more than {MAX_DEPTH} levels deep")
+        raise CheckpointError(path, subject, f"is nested too deeply, at most {MAX_DEPTH} levels are allowed")
 
 
 def is_count(value: object) -> TypeGuard[int]:
@@ -114,9 +155,21 @@ def are_counts(value: object) -> TypeGuard[list[int]]:
     return False
 
 
+def is_unicode(value: object) -> bool:
+    """Tell whether all texts of a value are Unicode; half a surrogate pair is not."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def shown(value: object) -> str:
     """Return a JSON value as a message shows it: in ASCII, on one line, and cut where it is long."""
-    text = ascii(value)
+    try:
+        text = ascii(value)
+    except RecursionError:  # within the bound of the parser, which nests a little deeper
+        text = f"a deeply nested {type(value).__name__}"
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
@@ -131,9 +184,25 @@ def _is_shallow(value: dict[str, Any]) -> bool:
     return False
 
 
-def _is_unicode(value: object) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _state(file: BinaryIO) -> tuple[int, int]:
+    """Return size and time of the last change of a file, or of the content of one that was fetched."""
+    if isinstance(file, io.BytesIO):
+        return len(file.getbuffer()), 0
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def _check_cost(text: bytes, path: Path, subject: str) -> None:
+    """Check that the values of a text will not take more memory than is allowed, before they take it."""
+    width = 1 if text.isascii() and b"\\u" not in text else _WIDE_NBYTES
+    budget = _MAX_VALUES_NBYTES - width * len(text)
+    count = _count_values(text)
+    if count * _VALUE_NBYTES > budget:
+        count = _count_values(_STRING.sub(b"", text))  # commas in texts are none that part values
+    if count * _VALUE_NBYTES > budget:
+        problem = f"holds {count} values in {len(text)} bytes, which could take more than {_MAX_VALUES_NBYTES} bytes"
+        raise CheckpointError(path, subject, f"{problem} of memory")
+
+
+def _count_values(text: bytes) -> int:
+    return text.count(b",") + text.count(b"{") + text.count(b"[")

@@ -13,14 +13,14 @@ from ftw.strict_json import is_count, parse_json_object, read_json_file, shown
 PATH = Path("/folder/file.json")
 
 REFUSED = {
-    "empty": (b"", "is not JSON: Expecting value at character 0"),
+    "empty": (b"", "is not JSON: expecting value at character 0"),
     "blank": (b" \n", "is not JSON"),
     "cut": (b'{"a"', "is not JSON"),
-    "trailing": (b"{} {}", "is not JSON: Extra data at character 3"),
-    "comment": (b"{} // no", "is not JSON: Extra data"),
+    "trailing": (b"{} {}", "is not JSON: extra data at character 3"),
+    "comment": (b"{} // no", "is not JSON: extra data"),
     "trailing_comma": (b'{"a":1,}', "is not JSON"),
     "single_quotes": (b"{'a':1}", "is not JSON"),
-    "control_character": (b'{"a":"\n"}', "is not JSON: Invalid control character"),
+    "control_character": (b'{"a":"\n"}', "is not JSON: invalid control character"),
     "list": (b"[1]", "holds a list, an object is needed"),
     "text": (b'"a"', "holds a str, an object is needed"),
     "number": (b"1", "holds a int, an object is needed"),
@@ -82,7 +82,7 @@ def test_nesting_up_to_the_bound_is_parsed(tmp_path: Path) -> None:
 )
 def test_nesting_beyond_the_bound_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "file").write_text(text)
-    with pytest.raises(CheckpointError, match="json: is nested more than 128 levels deep"):
+    with pytest.raises(CheckpointError, match="json: is nested too deeply, at most 128 levels"):
         read_json_file(tmp_path / "file")
 
 

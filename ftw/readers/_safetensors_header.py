@@ -7,7 +7,8 @@
     8+n .. end       the tensors' bytes; offsets count from here, cover them all, and neither overlap nor leave holes
 
 What the format's own library refuses is refused here, but for a zero written as -0; and besides, a name that occurs
-twice and null metadata.
+twice, null metadata, and what no tensor has: more than 64 dimensions, an entry of more than 1 MiB, more than 262,144
+metadata. The header is parsed window by window (`ftw.json_stream`), and costs what its tensors do.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.dtypes import DTYPES, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
+from ftw.json_stream import JsonStream
 from ftw.readers._impostors import find_impostor
-from ftw.strict_json import MAX_NBYTES, are_counts, check_depth, parse_json_object, shown
+from ftw.strict_json import MAX_NBYTES, are_counts, check_depth, shown
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
 _LENGTH_NBYTES = 8
 _NUM_FIELDS = 3
 _FIRST_NBYTES = 16 << 10  # holds the whole header of most shards of a large checkpoint, which then takes one read
+_READ_NBYTES = 4 << 20  # at a time, of a longer one; on the hub each is a request
+_MAX_DIMENSIONS = 64  # as many as NumPy has at most
+_MAX_METADATA = 1 << 18
+_MAX_SHARED = 1 << 12
+_METADATA = "__metadata__"
 
 # Other formats; letters in lower case.
 _OTHERS: tuple[tuple[bytes, str], ...] = (
@@ -54,15 +61,40 @@ def read_safetensors_header(file: WeightFile, shard: str) -> SafetensorsHeader:
     first = file.read(0, min(file.nbytes, _FIRST_NBYTES))
     length = _check_length(file, first[:_LENGTH_NBYTES])
     data_start = _LENGTH_NBYTES + length
-    text = first[_LENGTH_NBYTES:data_start] if data_start <= len(first) else file.read(_LENGTH_NBYTES, length)
-    entries = parse_json_object(text, path, "header")
-    del first, text
-    metadata = _check_metadata(entries.pop("__metadata__", {}), path)
-    # Each entry is dropped as it is parsed: of 100,000 they would take as much memory again.
-    tensors = [_parse_entry(name, entries.pop(name), data_start, shard, path) for name in list(entries)]
+    stream = JsonStream(_Text(file, first, data_start).read, path, "header")
+    metadata: dict[str, str] = {}
+    tensors: list[TensorInfo] = []
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # most tensors share theirs with others
+    for name in stream.iter_members():
+        if name == _METADATA:
+            metadata = _read_metadata(stream, path)
+        else:
+            tensors.append(_parse_entry(name, stream.read_value(), data_start, shard, path, shapes))
+    stream.finish()
     tensors.sort(key=attrgetter("offset", "nbytes"))
     _check_coverage(tensors, data_start, file.nbytes, path)
     return SafetensorsHeader({tensor.name: tensor for tensor in tensors}, metadata)
+
+
+class _Text:
+    """The header's text, which ends where the data begin; `first` are the file's first bytes, already read."""
+
+    def __init__(self, file: WeightFile, first: bytes, end: int) -> None:
+        self._file = file
+        self._end = end
+        self._offset = _LENGTH_NBYTES
+        self._held = memoryview(first)[_LENGTH_NBYTES:end]
+
+    def read(self, nbytes: int) -> bytes:
+        """Return its next bytes, at most `nbytes`; nothing at the end."""
+        if not self._held:
+            wanted = min(max(nbytes, _READ_NBYTES), self._end - self._offset)
+            self._held = memoryview(b"")  # freed before the next one is read
+            self._held = memoryview(self._file.read(self._offset, wanted))
+        content = bytes(self._held[:nbytes])
+        self._held = self._held[nbytes:]
+        self._offset += len(content)
+        return content
 
 
 def _check_length(file: WeightFile, first: bytes) -> int:
@@ -82,16 +114,24 @@ def _check_length(file: WeightFile, first: bytes) -> int:
     raise CheckpointError(file.path, "header", problem)
 
 
-def _check_metadata(metadata: object, path: Path) -> dict[str, str]:
-    if not isinstance(metadata, dict):
-        raise CheckpointError(path, "__metadata__", f"is a {type(metadata).__name__}, an object of strings is needed")
-    for key, value in metadata.items():
-        if not isinstance(value, str):
-            raise CheckpointError(path, "__metadata__", f"{shown(key)} is a {type(value).__name__}, a string is needed")
+def _read_metadata(stream: JsonStream, path: Path) -> dict[str, str]:
+    if stream.kind() != "dict":
+        found = stream.kind() or type(stream.read_value()).__name__
+        raise CheckpointError(path, _METADATA, f"is a {found}, an object of strings is needed")
+    metadata: dict[str, str] = {}
+    for key in stream.iter_members():
+        if stream.kind() != "str":
+            found = stream.kind() or type(stream.read_value()).__name__
+            raise CheckpointError(path, _METADATA, f"{shown(key)} is a {found}, a string is needed")
+        if len(metadata) == _MAX_METADATA:
+            raise CheckpointError(path, _METADATA, f"has more than {_MAX_METADATA} entries")
+        metadata[key] = stream.read_value()
     return metadata
 
 
-def _parse_entry(name: str, entry: Any, data_start: int, shard: str, path: Path) -> TensorInfo:
+def _parse_entry(
+    name: str, entry: Any, data_start: int, shard: str, path: Path, shapes: dict[tuple[int, ...], tuple[int, ...]]
+) -> TensorInfo:
     if not isinstance(entry, dict):
         raise CheckpointError(path, name, f"is a {type(entry).__name__}, an object is needed")
     if len(entry) > _NUM_FIELDS:  # the three are flat, others may hold anything
@@ -101,11 +141,13 @@ def _parse_entry(name: str, entry: Any, data_start: int, shard: str, path: Path)
     if dtype is None:
         raise CheckpointError(path, name, f"dtype is {shown(dtype_name)}, allowed are {', '.join(DTYPES)}")
     if not are_counts(shape):
-        raise CheckpointError(path, name, "shape is not a list of non-negative integers")
+        raise CheckpointError(path, name, f"shape is {shown(shape)}, a list of non-negative integers is needed")
+    if len(shape) > _MAX_DIMENSIONS:
+        raise CheckpointError(path, name, f"shape has {len(shape)} dimensions, at most {_MAX_DIMENSIONS} are allowed")
     if is_too_large(shape):
-        raise CheckpointError(path, name, "shape has 2^63 elements or more")
+        raise CheckpointError(path, name, f"shape {shown(shape)} has 2^63 elements or more, fewer are needed")
     if not are_counts(offsets) or len(offsets) != 2:
-        raise CheckpointError(path, name, "data_offsets is not a list of two non-negative integers")
+        raise CheckpointError(path, name, f"data_offsets is {shown(offsets)}, [begin, end] in bytes is needed")
     begin, end = offsets
     if begin > end:
         raise CheckpointError(path, name, f"data_offsets end at {shown(end)}, before they begin at {shown(begin)}")
@@ -113,7 +155,10 @@ def _parse_entry(name: str, entry: Any, data_start: int, shard: str, path: Path)
     if bits != (end - begin) * 8:
         problem = f"data_offsets span {shown(end - begin)} bytes, {dtype.name} {shown(shape)} takes {bits / 8:g}"
         raise CheckpointError(path, name, problem)
-    return TensorInfo(name, dtype.name, tuple(shape), data_start + begin, end - begin, shard)
+    sizes = tuple(shape)
+    if len(shapes) < _MAX_SHARED:
+        shapes.setdefault(sizes, sizes)
+    return TensorInfo(name, dtype.name, shapes.get(sizes, sizes), data_start + begin, end - begin, shard)
 
 
 def _check_coverage(tensors: list[TensorInfo], data_start: int, file_nbytes: int, path: Path) -> None:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ftw.errors import CheckpointError, printable
 from ftw.hub import open_weight_file, prefetch
+from ftw.json_stream import JsonStream
 from ftw.readers._safetensors_header import read_safetensors_header
 from ftw.readers.base import DerivedFile, LeftOut
-from ftw.strict_json import read_json_file, shown
+from ftw.strict_json import check_depth, open_json_file, read_json_file, shown
 from ftw.tensors import Extent
 
 if TYPE_CHECKING:
@@ -126,16 +127,32 @@ def _find_index(path: Path) -> Path | None:
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json_file(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    """Return which file each tensor lies in; of other members only that they are JSON matters."""
+    weight_map: dict[str, str] = {}
+    with open_json_file(index) as file:
+        stream = JsonStream(file.read, index, "json")
+        for key in stream.iter_members():
+            if key == "weight_map" and stream.kind() == "dict":
+                weight_map = _read_places(stream, index)
+            else:
+                check_depth({key: stream.read_value()}, index, "json")
+        stream.finish()
+    if not weight_map:
         raise CheckpointError(index, "weight_map", "an object of tensor and file names is needed")
-    inside: set[str] = set()  # of 100,000 names, those of a few thousand files are looked at
-    for name, shard in weight_map.items():
+    return weight_map
+
+
+def _read_places(stream: JsonStream, index: Path) -> dict[str, str]:
+    weight_map: dict[str, str] = {}
+    inside: dict[str, str] = {}  # of 100,000 names, those of a few thousand files are looked at, and kept once
+    for name in stream.iter_members():
+        shard = stream.read_value()
         if isinstance(shard, str) and shard not in inside and _is_inside(shard):
-            inside.add(shard)
+            inside[shard] = shard
         if not isinstance(shard, str) or shard not in inside:
             problem = f"file name {shown(shard)}, a path inside the checkpoint's folder is needed"
             raise CheckpointError(index, name, problem)
+        weight_map[name] = inside[shard]
     return weight_map
 
 
@@ -168,11 +185,13 @@ def _is_df11(folder: Path) -> bool:
 
 def _check_numbered(folder: Path, names: list[str]) -> None:
     """Check that numbered shards without an index are all there."""
-    for match in filter(None, map(_NUMBERED.fullmatch, names)):
-        for number in range(1, int(match["count"]) + 1):
-            wanted = f"{match['stem']}-{number:05}-of-{match['count']}{_SUFFIX}"
-            if wanted not in names:
-                raise CheckpointError(folder, wanted, f"is missing, {printable(match[0])} is there")
+    present = set(names)
+    sets = {(match["stem"], match["count"]): match[0] for match in filter(None, map(_NUMBERED.fullmatch, names))}
+    for (stem, count), one in sets.items():
+        for number in range(1, int(count) + 1):
+            wanted = f"{stem}-{number:05}-of-{count}{_SUFFIX}"
+            if wanted not in present:
+                raise CheckpointError(folder, wanted, f"is missing, {printable(one)} is there")
 
 
 def _strays(path: Path, names: list[str], index: Path | None) -> list[LeftOut]:
