@@ -41,6 +41,7 @@ VERSIONS = (2, 3)
 _MIN_NBYTES = 4 + 4 + 8 + 8
 _MIN_TENSOR_NBYTES = 8 + 1 + 4 + 8 + 4 + 8
 _MAX_DIMENSIONS = 4
+MAX_TENSORS = 1 << 17  # of a model; those with the most have 3,000, since experts are stacked
 
 
 class RawTensor(NamedTuple):
@@ -88,6 +89,8 @@ def read_gguf_header(file: WeightFile) -> GgufHeader:
     num_tensors, num_keys = cursor.unpack("QQ")
     cursor.check_count("the number of keys", num_keys, gguf_metadata.MIN_ENTRY_NBYTES)
     cursor.check_count("the number of tensors", num_tensors, _MIN_TENSOR_NBYTES)
+    if num_tensors > MAX_TENSORS:
+        raise cursor.error(f"the number of tensors is {num_tensors}, at most {MAX_TENSORS} are allowed")
     metadata = read_metadata(cursor, num_keys)
     metadata_end = cursor.position
     tensors = _read_tensors(cursor, num_tensors)
@@ -137,7 +140,7 @@ def _read_tensor(cursor: Cursor, name: str, types: dict[int, GgmlType]) -> RawTe
         raise cursor.error(f"has {num_dimensions} dimensions, 1 to {_MAX_DIMENSIONS} are allowed")
     *sizes, code, offset = cursor.unpack(f"{num_dimensions}QIQ")
     if is_too_large(sizes):
-        raise cursor.error(f"shape {shown(sizes[::-1])} has 2^63 elements or more")
+        raise cursor.error(f"shape {shown(sizes[::-1])} has 2^63 elements or more, fewer are needed")
     known = types.get(code)
     if known is None:
         raise cursor.error(f"type is {code}, which the installed gguf package does not know")

@@ -15,7 +15,7 @@ from ftw.hub import open_weight_file, prefetch
 from ftw.readers._gguf_byte_order import read_block_orders
 from ftw.readers._gguf_copy import metadata_copy
 from ftw.readers._gguf_files import choose_files, is_gguf_name, is_shard_name, list_gguf_names
-from ftw.readers._gguf_header import read_gguf_header
+from ftw.readers._gguf_header import MAX_TENSORS, read_gguf_header
 from ftw.readers.gguf_metadata import ALIGNMENT_KEY, ARCHITECTURE_KEY, ValueType
 from ftw.strict_json import shown
 from ftw.tensors import Extent, TensorInfo
@@ -33,6 +33,7 @@ _SAFETENSORS_NAMES = ("model.safetensors", "model.safetensors.index.json")
 _SPLIT_NO = "split.no"
 _SPLIT_COUNT = "split.count"
 _SPLIT_TENSORS = "split.tensors.count"
+_SPLIT_KEYS = (_SPLIT_NO, _SPLIT_COUNT, _SPLIT_TENSORS)
 
 
 class GgufReader:
@@ -52,7 +53,7 @@ class GgufReader:
         names, self.left_out = choose_files(path)
         self.files = tuple(open_weight_file(self.folder / name) for name in names)
         prefetch(self.files)
-        headers = [read_gguf_header(file) for file in self.files]
+        headers = _read_headers(self.files)
         self.header_file = self.files[0]
         self.metadata: dict[str, Any] = headers[0].metadata
         self.metadata_end = headers[0].metadata_end
@@ -121,6 +122,24 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
         CheckpointError: The header breaks the format in any way.
     """
     return read_gguf_header(open_weight_file(path)).metadata
+
+
+def _read_headers(files: tuple[WeightFile, ...]) -> list[GgufHeader]:
+    """Return the headers of all shards, of those after the first only the metadata that tell of shards."""
+    headers: list[GgufHeader] = []
+    num_tensors = 0
+    for file in files:
+        header = read_gguf_header(file)
+        num_tensors += len(header.tensors)
+        if num_tensors > MAX_TENSORS:
+            problem = f"the number of tensors is {num_tensors} up to this shard, at most {MAX_TENSORS} are allowed"
+            raise CheckpointError(file.path, "header", problem)
+        if headers:
+            metadata = {key: header.metadata[key] for key in _SPLIT_KEYS if key in header.metadata}
+            types = {key: header.value_types[key] for key in metadata}
+            header = header._replace(metadata=metadata, value_types=types)
+        headers.append(header)
+    return headers
 
 
 def _check_splits(files: tuple[WeightFile, ...], headers: list[GgufHeader]) -> None:

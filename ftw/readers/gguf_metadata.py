@@ -18,13 +18,15 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.readers._cursor import Cursor
-from ftw.strict_json import MAX_DEPTH, MAX_NBYTES, shown
+from ftw.strict_json import MAX_DEPTH, shown
 
 if TYPE_CHECKING:
     from ftw.weight_file import WeightFile
 
 MIN_ENTRY_NBYTES = 8 + 1 + 4 + 1
+MAX_KEYS = 1 << 16  # a model has less than a hundred
 MAX_NAME_NBYTES = 65535
+MAX_TEXT_NBYTES = 8 << 20  # of all strings that are no arrays; as Python objects they take up to four times as much
 MAX_ALIGNMENT = 1 << 20
 MAX_WALKED = 1 << 24  # elements that are passed over one by one: a sparse file could have any number of them
 ALIGNMENT_KEY = "general.alignment"
@@ -129,6 +131,9 @@ def read_metadata(cursor: Cursor, count: int) -> GgufMetadata:
         CheckpointError: One breaks the format in any way.
     """
     metadata = GgufMetadata({}, {})
+    text_nbytes = 0
+    if count > MAX_KEYS:
+        raise cursor.error(f"the number of keys is {count}, at most {MAX_KEYS} are allowed")
     for number in range(count):
         cursor.subject = f"key {number}"
         key = read_name(cursor)
@@ -136,7 +141,9 @@ def read_metadata(cursor: Cursor, count: int) -> GgufMetadata:
             raise cursor.error(f"{shown(key)} occurs twice, keys must be unique")
         cursor.subject = key
         kind = metadata.types[key] = _read_type(cursor)
-        value = metadata.values[key] = _read_value(cursor, key, kind)
+        start = cursor.position
+        value = metadata.values[key] = _read_value(cursor, key, kind, text_nbytes)
+        text_nbytes += cursor.position - start if kind is ValueType.STRING else 0
         if key == ALIGNMENT_KEY:
             _check_alignment(cursor, kind, value)
         elif key == ARCHITECTURE_KEY and not (kind is ValueType.STRING and value):
@@ -167,11 +174,13 @@ def _read_type(cursor: Cursor) -> ValueType:
         raise cursor.error(f"value type is {code}, allowed are 0 to {max(ValueType)}") from None
 
 
-def _read_value(cursor: Cursor, key: str, kind: ValueType) -> Any:
+def _read_value(cursor: Cursor, key: str, kind: ValueType, text_nbytes: int) -> Any:
+    """Read one value; `text_nbytes` is what the strings before it took."""
     if kind is ValueType.STRING:
         length = cursor.read_u64()
-        if length > min(cursor.remaining, MAX_NBYTES):
-            problem = f"is a string of {length} bytes, {cursor.remaining} follow, at most {MAX_NBYTES} are allowed"
+        allowed = MAX_TEXT_NBYTES - text_nbytes
+        if length > min(cursor.remaining, allowed):
+            problem = f"is a string of {length} bytes, {cursor.remaining} follow, at most {allowed} are allowed"
             raise cursor.error(problem)
         return _decode(cursor, cursor.read_bytes(length), "its text")
     if kind is ValueType.ARRAY:
