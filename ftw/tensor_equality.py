@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
 
 _FIRST_CHUNK_NBYTES = 64 << 10  # two tensors that differ mostly differ here
+_CHUNK_NBYTES = 4 << 20  # of each, and a copy of it
 _NUM_SAMPLES = 16  # of as many bytes, that are compared of tensors on the hub
 
 
@@ -30,7 +31,7 @@ def equal_tensors(checkpoint: Checkpoint, name: str, other: Checkpoint, other_na
         return False
     if (checkpoint.is_remote or other.is_remote) and left.nbytes > (_NUM_SAMPLES + 1) * _FIRST_CHUNK_NBYTES:
         return _equal_samples(checkpoint, name, other, other_name)
-    pairs = zip(checkpoint.iter_chunks(name), other.iter_chunks(other_name), strict=True)
+    pairs = zip(checkpoint.iter_chunks(name, _CHUNK_NBYTES), other.iter_chunks(other_name, _CHUNK_NBYTES), strict=True)
     return all(bytes(mine) == bytes(theirs) for mine, theirs in pairs)
 
 
