@@ -176,6 +176,7 @@ def _judge_gguf(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredM
     recorded = config.has_output_weight
     if table.path == GGUF_TABLE:  # under GGUF's own names; FreeToken's FTWs have others
         heads = [head for head in heads if head.path == _GGUF_HEAD and "weight" in head.tensors]
+    is_any_stored = bool(heads)  # also one that can be no head, of which the metadata tell all the same
     heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head)]
     evidence: tuple[str, ...] = () if recorded is None else (f"gguf:output_weight_present={str(recorded).lower()}",)
     if config.architecture in families.GGUF_WITHOUT_HEAD:
@@ -191,7 +192,7 @@ def _judge_gguf(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredM
             return Tie(False, "ok", evidence, f"untied: {name} is stored, though with the same bytes")
         return Tie(False, "ok", evidence, f"untied: {name} is stored")
     evidence = (*evidence, "no LM head stored")
-    if recorded:
+    if recorded and not is_any_stored:
         return Tie(None, "tie_conflict", evidence, "no LM head is stored, but the metadata say that there was one")
     return Tie(True, "tied", evidence, f"tied to the LM head: {config.architecture} has one, and none is stored")
 

@@ -110,10 +110,11 @@ _NO_TABLE = TableVerdict(
 def judge(checkpoint: Checkpoint) -> Verdict:
     """Judge the lookup tables of a checkpoint; reads bytes only where a stored LM head may be a copy of the table."""
     modules = find_token_embeddings(checkpoint.tensors)
-    if checkpoint.format == "gguf":  # which has its own names; FreeToken's FTWs of one have others
-        modules = [module for module in modules if module.path == GGUF_TABLE]
-    heads = find_heads(checkpoint.tensors)
     config = checkpoint.config
+    named = [module for module in modules if module.path == GGUF_TABLE]
+    if checkpoint.format == "gguf" or (config.is_gguf and named):  # FreeToken's FTWs of one have other names alone
+        modules = named
+    heads = find_heads(checkpoint.tensors)
     if not modules and heads and not config.is_gguf and read_claim(config).v5:
         modules = heads[:1]  # a tied pair, stored under the head's name
     if len(modules) * len(heads) > _MAX_PAIRS:  # each pair may be compared, byte for byte

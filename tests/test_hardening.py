@@ -88,8 +88,11 @@ def test_table_that_the_index_lies_about_is_not_looked_up(made: Path, changes: d
 
 @pytest.mark.parametrize("shape", [(3, WIDTH), (WIDTH,), (0, WIDTH)], ids=str)
 def test_output_weight_that_can_be_no_head_is_none(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    table = ftw.inspect(source(tmp_path, **{"output.weight": np.ones(shape, np.float32)})).verdict.token_embedding
-    assert (table.eligible, table.reason) == (False, "tied")
+    path = source(tmp_path, **{"output.weight": np.ones(shape, np.float32)})
+    ftw.convert(path, tmp_path / "out")
+    for checkpoint in (path, tmp_path / "out"):
+        table = ftw.inspect(checkpoint).verdict.token_embedding
+        assert (table.eligible, table.reason) == (False, "tied")
 
 
 @pytest.mark.parametrize(
@@ -152,6 +155,12 @@ def test_empty_tensor_of_a_big_endian_file_is_read(tmp_path: Path, name: str) ->
 def test_names_of_safetensors_mean_nothing_in_a_gguf(tmp_path: Path) -> None:
     path = source(tmp_path, **{"model.embed_tokens.weight": np.ones((ROWS, WIDTH), np.float32)})
     assert [table.name for table in ftw.inspect(path).verdict.tables] == ["token_embd.weight"]
+
+
+def test_names_of_safetensors_mean_nothing_in_an_ftw_of_a_gguf(tmp_path: Path) -> None:
+    path = source(tmp_path, **{"model.embed_tokens.weight": np.ones((ROWS, WIDTH), np.float32)})
+    ftw.convert(path, tmp_path / "out", embed="host")
+    assert [table.name for table in ftw.inspect(tmp_path / "out").verdict.tables] == ["token_embd.weight"]
 
 
 @pytest.mark.parametrize("element", [8, 9], ids=["strings", "arrays"])
