@@ -100,7 +100,16 @@ def _problem_of_values(weight: TensorInfo, packing: Packing | None, config: Mode
     plain = FLOAT_DTYPES | FLOAT8_DTYPES | (INTEGER_DTYPES if config.is_gguf else frozenset())
     if packing is None and weight.dtype not in plain:
         return f"its elements are {weight.dtype} without scales, floating point is needed"
-    return ""
+    return "" if packing else _problem_of_plain_shape(weight)
+
+
+def _problem_of_plain_shape(weight: TensorInfo) -> str:
+    """Check the shape that an FTW's index tells besides the stored one: of a plain table it may leave out rows alone."""
+    rows, columns = weight.shape
+    told = weight.logical_shape
+    if told is None or (len(told) == 2 and 0 < told[0] <= rows and told[1] == columns):
+        return ""
+    return f"its logical_shape is {list(told)}, but it is {weight.dtype} {list(weight.shape)} and not packed"
 
 
 def _problem_of_width(weight: TensorInfo, packing: Packing | None, config: ModelConfig) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import llama_config, llama_tensors, write_checkpoint
+from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
 from ftw.cli.main import main
 from gguf import GGMLQuantizationType, GGUFEndian, GGUFValueType, quants
 from gguf_builder import Blocks, write_gguf
@@ -84,6 +84,28 @@ def test_table_that_the_index_lies_about_is_not_looked_up(made: Path, changes: d
     table = ftw.inspect(made).verdict.token_embedding
     assert (table.eligible, table.reason) == (False, "unsupported_encoding")
     assert detail in table.detail
+
+
+@pytest.mark.parametrize(
+    ("logical_shape", "is_eligible"),
+    [([64, 8], True), ([40, 8], True), ([32, 16], False), ([65, 8], False), ([0, 8], False), ([64], False)],
+    ids=str,
+)
+def test_logical_shape_of_a_plain_table_may_only_leave_out_rows(
+    tmp_path: Path, logical_shape: list[int], is_eligible: bool
+) -> None:
+    folder = write_ftw(tmp_path, llama_tensors())
+    (folder / "config.json").write_text(json.dumps(llama_config()))
+    index = json.loads((folder / "freetoken_weight.json").read_text())
+    index["tensors"][0]["logical_shape"] = logical_shape
+    (folder / "freetoken_weight.json").write_text(json.dumps(index))
+    table = ftw.inspect(folder).verdict.token_embedding
+    assert table.eligible == is_eligible
+    if not is_eligible:
+        assert table.reason == "unsupported_encoding"
+        assert f"its logical_shape is {logical_shape}" in table.detail
+        with pytest.raises(ftw.NotEligibleError), ftw.load(folder, device="cpu") as model:
+            model.embedding(torch.tensor([0]))
 
 
 @pytest.mark.parametrize("shape", [(3, WIDTH), (WIDTH,), (0, WIDTH)], ids=str)
