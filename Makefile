@@ -4,8 +4,11 @@ VENV   ?= .venv
 # Without a GPU, and where an index serves CPU wheels, point pip there; the version is what the tests ran with.
 TORCH  ?= torch==2.13.0
 BIN     = $(VENV)/bin
+# Of `make fuzz`: safetensors, ftw or gguf, and for how long.
+FORMAT  ?= gguf
+SECONDS ?= 600
 
-.PHONY: demo test check lint types fix clean
+.PHONY: demo test check lint types fix fuzz clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ftw demo
@@ -26,6 +29,9 @@ fix: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+fuzz: $(VENV)/.installed-fuzz
+	PYTHONPATH=tests $(BIN)/python -m fuzz.guided $(FORMAT) $(SECONDS)
+
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -41,5 +47,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(if $(filter x86_64,$(shell uname -m)),$(BIN)/python -m pip install --quiet --no-deps freetoken==0.2.1)
 	touch $@
 
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis fuzz/work
