@@ -17,8 +17,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ftw.errors import CheckpointError
+from ftw.errors import CheckpointError, printable
 from ftw.hub_file import HubFile, fetch_heads
+from ftw.links import stays_inside
 from ftw.strict_json import MAX_NBYTES
 from ftw.weight_file import WeightFile
 
@@ -242,6 +243,21 @@ def open_weight_file(path: Path) -> WeightFile:
     nbytes = path.nbytes  # a name that the hub does not list is not looked for in the cache
     cached = path.find_cached() if nbytes else None
     return WeightFile(cached) if cached else cast("WeightFile", HubFile(path))
+
+
+def open_named_file(folder: Path, name: str) -> WeightFile:
+    """Return a file that an index names; unlike a file that a user names it may not lie elsewhere, by a link.
+
+    Raises:
+        CheckpointError: There is no such file, or it lies outside of the folder and of its hub cache entry.
+    """
+    path = folder / name
+    file = open_weight_file(path)
+    may_lead_out = not isinstance(path, HubPath) and ("/" in name or path.is_symlink())
+    if may_lead_out and not stays_inside(path, folder):
+        problem = f"is a link to '{printable(str(path.resolve()))}', a file inside the checkpoint's folder is needed"
+        raise CheckpointError(path, "file", problem)
+    return file
 
 
 def prefetch(files: Iterable[WeightFile]) -> None:

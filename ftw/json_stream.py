@@ -13,7 +13,16 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError
-from ftw.strict_json import MAX_DEPTH, SURROGATE, describe_json_error, duplicate_key, is_unicode, make_decoder
+from ftw.strict_json import (
+    LONG_INTEGER,
+    MAX_DEPTH,
+    SURROGATE,
+    describe_json_error,
+    duplicate_key,
+    is_unicode,
+    json_type,
+    make_decoder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +34,7 @@ MAX_STRING = 16 << 20  # of a string, which takes up to 4 bytes for each
 _SPACE = re.compile(r"[ \t\n\r]*")
 # Most members by one pattern: what separates them, and a key without escapes.
 _NEXT_KEY = re.compile(r'[ \t\n\r]*,[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
-_TYPES = {"{": "dict", "[": "list", '"': "str"}
+_TYPES = {"{": "an object", "[": "a list", '"': "a string"}
 
 
 class JsonStream:
@@ -56,8 +65,16 @@ class JsonStream:
         return self._start + self._at
 
     def kind(self) -> str:
-        """Return which type the next value has, by its first character: "dict", "list", "str", or else nothing."""
+        """Return "an object", "a list" or "a string", by the first character of the next value; or else nothing."""
         return _TYPES.get(self._peek(), "")
+
+    def describe(self) -> str:
+        """Return what the next value is, for a message; it may be taken, where it is neither of the three.
+
+        Raises:
+            CheckpointError: It is no JSON.
+        """
+        return self.kind() or json_type(self.read_value())
 
     def iter_members(self) -> Iterator[str]:
         """Yield the keys of the object that comes next; the value of each has to be taken before the next key.
@@ -66,8 +83,7 @@ class JsonStream:
             CheckpointError: There is no object, or its text is refused.
         """
         if self._peek() != "{":
-            kind = self.kind() or type(self.read_value()).__name__
-            raise self._error(f"holds a {kind}, an object is needed")
+            raise self._error(f"holds {self.describe()}, an object is needed")
         self._at += 1
         keys: set[str] = set()
         if self._take("}"):
@@ -128,7 +144,7 @@ class JsonStream:
             except CheckpointError:
                 raise
             except ValueError as error:  # an integer of more than 4300 digits
-                raise self._error(f"is not JSON: {error}") from error
+                raise self._error(LONG_INTEGER) from error
             if end + 2 < len(self._text) or not self._fill():  # a number may go on in the next window: 1.|5, 1e+|5
                 break
         if self._has_surrogates and not is_unicode(value):

@@ -10,14 +10,18 @@ from __future__ import annotations
 import fnmatch
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ftw.errors import CheckpointError
+from ftw.links import stays_inside
 from ftw.readers.base import LeftOut
 from ftw.readers.ftw import INDEX_NAME, OWN_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import BinaryIO
 
     from ftw.checkpoint import Checkpoint
 
@@ -60,14 +64,32 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
 
 
 def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
-    """Copy files, in their folders, from one folder to another, and make them last."""
+    """Copy files, in their folders, from one folder to another, and make them last; no link is written.
+
+    Raises:
+        CheckpointError: One became a link that leads out of the folder, or no regular file, since they were chosen.
+    """
     for relative in files:
         destination = target / relative
         destination.parent.mkdir(parents=True, exist_ok=True)
-        with (folder / relative).open("rb") as reading, destination.open("xb") as writing:
+        with _open_inside(folder / relative, folder) as reading, destination.open("xb") as writing:
             shutil.copyfileobj(reading, writing)
             writing.flush()
             os.fsync(writing.fileno())
+
+
+def _open_inside(path: Path, folder: Path) -> BinaryIO:
+    """Open a file of the folder, wherever in it or in its hub cache entry a link leads."""
+    if not stays_inside(path, folder):
+        raise CheckpointError(path, "file", "became a link that leads out of the source")
+    descriptor = os.open(
+        path.resolve(), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    )  # no wait for pipes
+    file = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise CheckpointError(path, "file", "is not a regular file any more")
+    return file
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -96,14 +118,6 @@ def _reason_against(path: Path, folder: Path) -> str | None:
         return "left by a download"
     if not path.is_file():
         return "not a regular file"
-    if path.is_symlink() and not _stays_inside(path, folder):
+    if path.is_symlink() and not stays_inside(path, folder):
         return "a link that leads out of the source"
     return None
-
-
-def _stays_inside(path: Path, folder: Path) -> bool:
-    """Tell whether a link ends in the folder, or in the blobs of its hub cache entry (…/snapshots/REVISION/…)."""
-    target = path.resolve()
-    root = folder.resolve()
-    entries = [parent.parent for parent in root.parents if parent.name == "snapshots"]
-    return any(allowed in target.parents for allowed in (root, *(entry / "blobs" for entry in entries)))

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ftw.errors import CheckpointError
+from ftw.impostors import find_impostor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,8 @@ _MAX_VALUES_NBYTES = 64 << 20
 _VALUE_NBYTES = 200
 _WIDE_NBYTES = 8
 _STRING = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
+LONG_INTEGER = "holds an integer of more digits than Python converts, 4300"
+_IMPOSTOR_NBYTES = 8
 _MAX_SHOWN = 80  # characters of a value in a message
 _CONTAINERS = frozenset({dict, list})
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -61,6 +64,10 @@ def open_json_file(path: Path) -> Iterator[BinaryIO]:
         before = _state(file)
         if before[0] > MAX_NBYTES:
             raise CheckpointError(path, "json", f"is larger than {MAX_NBYTES} bytes")
+        impostor = find_impostor(file.read(_IMPOSTOR_NBYTES))
+        if impostor:
+            raise CheckpointError(path, "json", impostor)
+        file.seek(0)
         yield file
         if _state(file) != before:
             raise CheckpointError(path, "json", "changed while it was being read")
@@ -89,9 +96,9 @@ def parse_json_object(
     except CheckpointError:
         raise
     except ValueError as error:  # an integer of more than 4300 digits
-        raise CheckpointError(path, subject, f"is not JSON: {error}") from error
+        raise CheckpointError(path, subject, LONG_INTEGER) from error
     if not isinstance(value, dict):
-        raise CheckpointError(path, subject, f"holds a {type(value).__name__}, an object is needed")
+        raise CheckpointError(path, subject, f"holds {json_type(value)}, an object is needed")
     if SURROGATE.search(decoded) and not is_unicode(value):
         raise CheckpointError(path, subject, "holds half a surrogate pair, which is not Unicode")
     return value
@@ -162,6 +169,13 @@ def is_unicode(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def json_type(value: object) -> str:
+    """Return what a JSON value is, as a message names it."""
+    if isinstance(value, (dict, list, str)):
+        return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a string"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else "a number"
 
 
 def shown(value: object) -> str:

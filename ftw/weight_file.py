@@ -60,6 +60,11 @@ class WeightFile:
             status = path.stat()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointError(path, "file", "is missing") from error
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENAMETOOLONG):
+                raise
+            why = "is a link to itself" if error.errno == errno.ELOOP else "has a name that is too long"
+            raise CheckpointError(path, "file", why) from error
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(path, "file", "is not a regular file")
         self.identity = _identity(status)

@@ -20,27 +20,13 @@ from gguf_builder import (
     write_gguf,
 )
 from inspecting import assert_names_file
+from malformed_gguf import SECOND_SHARDS, write_set
 
 from ftw import CheckpointError
 from ftw.readers import open_reader
 from ftw.readers.gguf import GgufReader
 
 ARRAYS = {f"t{number}": np.arange(3 + number, dtype=np.float32) + number for number in range(5)}
-NAMES = [f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
-
-
-def write_set(folder: Path, **overrides: Any) -> list[Path]:
-    """Write a set of three shards, of a tensor each; `overrides` replace the key-values of the second."""
-    keys = {
-        "split.no": kv("split.no", "u16", 1),
-        "split.count": kv("split.count", "u16", 3),
-        "split.tensors.count": kv("split.tensors.count", "i32", 3),
-    }
-    second = [own for own in {**keys, **overrides}.values() if own]
-    kvs = [[ARCHITECTURE, *shard_kvs(0, 3, 3)], second, shard_kvs(2, 3, 3)]
-    for number, (name, own) in enumerate(zip(NAMES, kvs, strict=True)):
-        (folder / name).write_bytes(gguf_bytes([entry(f"t{number}")], bytes([number]) * 32, kvs=own))
-    return [folder / name for name in NAMES]
 
 
 @pytest.mark.parametrize("alignment", [None, 8, 64, 4096], ids=["default", "8", "64", "4096"])
@@ -122,36 +108,6 @@ def test_shard_whose_data_fill_the_file_under_no_alignment_is_refused(tmp_path: 
 def test_set_that_the_broken_ones_differ_from_is_read(tmp_path: Path) -> None:
     reader = GgufReader(write_set(tmp_path)[1])
     assert {name: stored(reader, name) for name in reader.tensors} == {f"t{n}": bytes([n]) * 32 for n in range(3)}
-
-
-SECOND_SHARDS = {
-    "no_of_another": ({"split.no": kv("split.no", "u16", 0)}, "split.no: is 0, 1 is needed"),
-    "no_from_one": ({"split.no": kv("split.no", "u16", 2)}, "split.no: is 2, 1 is needed"),
-    "no_missing": ({"split.no": None}, "split.no: is missing, 1 is needed"),
-    "no_u32": ({"split.no": kv("split.no", "u32", 1)}, "split.no: is a UINT32, a UINT16 is needed"),
-    "no_bool": ({"split.no": kv("split.no", "bool", 1)}, "split.no: is a BOOL, a UINT16 is needed"),
-    "no_array": ({"split.no": kv("split.no", "array", ("u16", [1]))}, "split.no: is a ARRAY, a UINT16"),
-    "count_other": ({"split.count": kv("split.count", "u16", 2)}, "split.count: is 2, 3 is needed"),
-    "count_missing": ({"split.count": None}, "split.count: is missing, 3 is needed"),
-    "count_string": ({"split.count": kv("split.count", "str", "3")}, "split.count: is a STRING, a UINT16 is"),
-    "tensors_fewer": (
-        {"split.tensors.count": kv("split.tensors.count", "i32", 2)},
-        "split.tensors.count: is 2, 3 is needed",
-    ),
-    "tensors_negative": (
-        {"split.tensors.count": kv("split.tensors.count", "i32", -3)},
-        "split.tensors.count: is -3, 3 is needed",
-    ),
-    "tensors_missing": ({"split.tensors.count": None}, "split.tensors.count: is missing, 3 is needed"),
-    "tensors_u16": (
-        {"split.tensors.count": kv("split.tensors.count", "u16", 3)},
-        "split.tensors.count: is a UINT16, a INT32 is needed",
-    ),
-    "architecture_of_a_wrong_type": (
-        {"more": kv("general.architecture", "u8", 3)},
-        "general.architecture: is a UINT8, the name of an",
-    ),
-}
 
 
 @pytest.mark.parametrize(("overrides", "problem"), SECOND_SHARDS.values(), ids=SECOND_SHARDS)

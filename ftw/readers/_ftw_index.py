@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.json_stream import JsonStream
-from ftw.strict_json import are_counts, check_depth, is_count, open_json_file, shown
+from ftw.strict_json import are_counts, check_depth, is_count, json_type, open_json_file, shown
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class _Index:
 
     def read_member(self, stream: JsonStream, key: str) -> None:
         """Read the value of one key."""
-        if key == "tensors" and stream.kind() == "list":
+        if key == "tensors" and stream.kind() == "a list":
             self._read_list(stream, key, lambda number, entry: self.tensors.append(self._parse_tensor(number, entry)))
-        elif key == "shards" and stream.kind() == "list":
+        elif key == "shards" and stream.kind() == "a list":
             self._read_list(stream, key, lambda number, entry: self.shards.append(self._parse_shard(number, entry)))
         else:
             start = stream.position
@@ -118,7 +118,8 @@ class _Index:
             raise self._error("total_bytes", f"is {shown(header.get('total_bytes'))}, a number of bytes is needed")
         for key in ("tensors", "shards"):
             if key not in self._lists_found:
-                raise self._error(key, "a list of objects is needed")
+                found = json_type(header[key]) if key in header else "missing"
+                raise self._error(key, f"is {found}, a list of objects is needed")
         if self._first_error is not None:
             raise self._first_error
 
@@ -130,7 +131,7 @@ class _Index:
                 continue
             try:
                 if not isinstance(entry, dict):
-                    raise self._error(key, "a list of objects is needed")
+                    raise self._error(key, f"entry {number} is {json_type(entry)}, a list of objects is needed")
                 if any(isinstance(value, dict) for value in entry.values()):
                     check_depth(entry, self._path, "json")
                 parse(number, entry)

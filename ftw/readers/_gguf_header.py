@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftw.dtypes import is_too_large
 from ftw.errors import CheckpointError
 from ftw.ggml_types import ggml_types
+from ftw.impostors import find_impostor
 from ftw.readers import gguf_metadata
 from ftw.readers._cursor import Cursor
-from ftw.readers._impostors import find_impostor
 from ftw.readers.gguf_metadata import ALIGNMENT_KEY, read_metadata, read_name
 from ftw.strict_json import shown
 

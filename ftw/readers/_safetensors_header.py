@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.dtypes import DTYPES, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
+from ftw.impostors import find_impostor
 from ftw.json_stream import JsonStream
-from ftw.readers._impostors import find_impostor
-from ftw.strict_json import MAX_NBYTES, are_counts, check_depth, shown
+from ftw.strict_json import MAX_NBYTES, are_counts, check_depth, json_type, shown
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -115,14 +115,12 @@ def _check_length(file: WeightFile, first: bytes) -> int:
 
 
 def _read_metadata(stream: JsonStream, path: Path) -> dict[str, str]:
-    if stream.kind() != "dict":
-        found = stream.kind() or type(stream.read_value()).__name__
-        raise CheckpointError(path, _METADATA, f"is a {found}, an object of strings is needed")
+    if stream.kind() != "an object":
+        raise CheckpointError(path, _METADATA, f"is {stream.describe()}, an object of strings is needed")
     metadata: dict[str, str] = {}
     for key in stream.iter_members():
-        if stream.kind() != "str":
-            found = stream.kind() or type(stream.read_value()).__name__
-            raise CheckpointError(path, _METADATA, f"{shown(key)} is a {found}, a string is needed")
+        if stream.kind() != "a string":
+            raise CheckpointError(path, _METADATA, f"{shown(key)} is {stream.describe()}, a string is needed")
         if len(metadata) == _MAX_METADATA:
             raise CheckpointError(path, _METADATA, f"has more than {_MAX_METADATA} entries")
         metadata[key] = stream.read_value()
@@ -133,7 +131,7 @@ def _parse_entry(
     name: str, entry: Any, data_start: int, shard: str, path: Path, shapes: dict[tuple[int, ...], tuple[int, ...]]
 ) -> TensorInfo:
     if not isinstance(entry, dict):
-        raise CheckpointError(path, name, f"is a {type(entry).__name__}, an object is needed")
+        raise CheckpointError(path, name, f"is {json_type(entry)}, an object is needed")
     if len(entry) > _NUM_FIELDS:  # the three are flat, others may hold anything
         check_depth(entry, path, "header")
     dtype_name, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftw.errors import CheckpointError
 from ftw.host_memory import align_up
-from ftw.hub import open_weight_file
+from ftw.hub import open_named_file, open_weight_file
 from ftw.readers._ftw_index import ALIGNMENT as ALIGNMENT
 from ftw.readers._ftw_index import FORMAT_NAME as FORMAT_NAME
 from ftw.readers._ftw_index import VERSION as VERSION
@@ -109,7 +109,7 @@ class FtwReader:
             if name in names:
                 raise self._error(subject, f"file '{name}' occurs twice, names must be unique")
             names.add(name)
-            file = open_weight_file(self.folder / name)
+            file = open_named_file(self.folder, name)
             if file.nbytes != nbytes:
                 raise CheckpointError(file.path, "file", f"is {file.nbytes} bytes long, the index says {nbytes}")
             files.append(file)
@@ -144,13 +144,13 @@ class FtwReader:
         if names is None:
             return
         if not isinstance(names, list) or not all(isinstance(name, str) and is_plain_name(name) for name in names):
-            raise self._error("side_files", "a list of file names in the same folder is needed")
+            raise self._error("side_files", f"is {shown(names)}, a list of file names in the same folder is needed")
         region = set(self.tensors)
         files = list(self.files)
         for name in names:
             if name in self._file_of_side_file:
                 raise self._error("side_files", f"'{name}' occurs twice, names must be unique")
-            file = open_weight_file(self.folder / name)
+            file = open_named_file(self.folder, name)
             self._file_of_side_file[name] = len(files)
             files.append(file)
             for tensor in read_safetensors_header(file, name).tensors.values():

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, ClassVar
 
 from ftw.errors import CheckpointError, printable
-from ftw.hub import open_weight_file, prefetch
+from ftw.hub import open_named_file, open_weight_file, prefetch
 from ftw.json_stream import JsonStream
 from ftw.readers._safetensors_header import read_safetensors_header
 from ftw.readers.base import DerivedFile, LeftOut
@@ -42,7 +42,9 @@ class SafetensorsReader:
         index = _find_index(path)
         weight_map = _read_weight_map(index) if index else None
         names = sorted(set(weight_map.values())) if weight_map else _choose_files(path)
-        self.files = tuple(open_weight_file(self.folder / name) for name in names)
+        self.files = tuple(
+            open_named_file(self.folder, name) if index else open_weight_file(self.folder / name) for name in names
+        )
         prefetch(self.files)
         self.tensors: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
@@ -129,16 +131,21 @@ def _find_index(path: Path) -> Path | None:
 def _read_weight_map(index: Path) -> dict[str, str]:
     """Return which file each tensor lies in; of other members only that they are JSON matters."""
     weight_map: dict[str, str] = {}
+    found = "missing"
     with open_json_file(index) as file:
         stream = JsonStream(file.read, index, "json")
         for key in stream.iter_members():
-            if key == "weight_map" and stream.kind() == "dict":
-                weight_map = _read_places(stream, index)
-            else:
+            if key != "weight_map":
                 check_depth({key: stream.read_value()}, index, "json")
-        stream.finish()
+            elif stream.kind() == "an object":
+                weight_map, found = _read_places(stream, index), "empty"
+            else:
+                found = stream.describe()
+                break
+        else:
+            stream.finish()
     if not weight_map:
-        raise CheckpointError(index, "weight_map", "an object of tensor and file names is needed")
+        raise CheckpointError(index, "weight_map", f"is {found}, an object of tensor and file names is needed")
     return weight_map
 
 
@@ -150,16 +157,16 @@ def _read_places(stream: JsonStream, index: Path) -> dict[str, str]:
         if isinstance(shard, str) and shard not in inside and _is_inside(shard):
             inside[shard] = shard
         if not isinstance(shard, str) or shard not in inside:
-            problem = f"file name {shown(shard)}, a path inside the checkpoint's folder is needed"
+            problem = f"file name {shown(shard)}, a path of a {_SUFFIX} file inside the checkpoint's folder is needed"
             raise CheckpointError(index, name, problem)
         weight_map[name] = inside[shard]
     return weight_map
 
 
 def _is_inside(name: str) -> bool:
-    """Tell whether a file name from an index stays in the folder, by its text."""
-    parts = PurePosixPath(name).parts
-    return bool(parts) and not name.startswith("/") and ".." not in parts and name.isprintable() and "\\" not in name
+    """Tell whether a file name from an index is that of a safetensors file in the folder, by its text."""
+    is_plain = name.isprintable() and "\\" not in name and name.endswith(_SUFFIX)
+    return is_plain and not name.startswith("/") and ".." not in PurePosixPath(name).parts
 
 
 def _choose_files(path: Path) -> list[str]:
