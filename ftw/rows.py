@@ -69,7 +69,7 @@ def _problem_beside(
     beside = sorted(suffix for suffix, name in module.tensors.items() if name not in names)
     if weights and weights[0].dtype in FLOAT8_DTYPES:  # which rarely comes without scales, whatever they are called
         start = f"{module.path}."
-        stored = (name for name in checkpoint.tensors if name.startswith(start) and name not in names)
+        stored = (name for name in checkpoint.names_below(module.path) if name not in names)
         beside = sorted({*beside, *(name[len(start) :] for name in stored)})
     if weights and not beside:
         return "ok", ""
@@ -104,7 +104,7 @@ def _problem_of_values(weight: TensorInfo, packing: Packing | None, config: Mode
 
 
 def _problem_of_plain_shape(weight: TensorInfo) -> str:
-    """Check the shape that an FTW's index tells besides the stored one: of a plain table it may leave out rows alone."""
+    """Check the shape that an FTW's index tells besides the stored one: of a plain table it may leave out rows."""
     rows, columns = weight.shape
     told = weight.logical_shape
     if told is None or (len(told) == 2 and 0 < told[0] <= rows and told[1] == columns):

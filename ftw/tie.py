@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftw import families
 from ftw.config import TIE_KEY
-from ftw.names import find_token_embeddings
 from ftw.tensor_equality import equal_tensors
 
 if TYPE_CHECKING:
@@ -87,9 +86,14 @@ def read_claim(config: ModelConfig) -> Claim:
     return Claim(v5, v4, contradicts, _claim_evidence(config))
 
 
-def judge_tie(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredModule]) -> Tie:
-    """Decide whether `table` and the LM head are one weight, from the flag, the names and, where needed, the bytes."""
-    tie = _judge_shared(checkpoint, table, heads)
+def judge_tie(
+    checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], heads: list[StoredModule]
+) -> Tie:
+    """Decide whether `table` and the LM head are one weight, from the flag, the names and, where needed, the bytes.
+
+    `tables` are all token embeddings.
+    """
+    tie = _judge_shared(checkpoint, table, tables, heads)
     if tie.reason == "ok" and is_read_whole(checkpoint.config, table):
         return READ_WHOLE._replace(value=tie.value, evidence=tie.evidence)
     return tie
@@ -102,13 +106,15 @@ def is_read_whole(config: ModelConfig, table: StoredModule) -> bool:
     return config.model_type in families.DECODER_TABLE_READ_WHOLE and "decoder" in table.path.split(".")
 
 
-def _judge_shared(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredModule]) -> Tie:
+def _judge_shared(
+    checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], heads: list[StoredModule]
+) -> Tie:
     config = checkpoint.config
     heads = [head for head in heads if head.path != table.path]
     if config.is_gguf:
         return _judge_gguf(checkpoint, table, heads)
     claim = read_claim(config)
-    if _is_encoders_alone(checkpoint, table, claim):
+    if _is_encoders_alone(checkpoint, table, tables, claim):
         beside = (*claim.evidence, "the decoder's table has other bytes")
         return Tie(False, "ok", beside, "untied: the LM head can share the decoder's table, and this is the encoder's")
     # A classifier's or a pooler's `head` must not pass for the one that shares the table.
@@ -151,14 +157,14 @@ def _judge_without_head(config: ModelConfig, claim: Claim) -> Tie:
     return Tie(True, "tied", evidence, words)
 
 
-def _is_encoders_alone(checkpoint: Checkpoint, table: StoredModule, claim: Claim) -> bool:
+def _is_encoders_alone(checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], claim: Claim) -> bool:
     """Tell whether a table is the encoder's alone, in a family whose LM head shares the decoder's at most."""
     config = checkpoint.config
     if config.model_type not in families.ENCODER_TABLE_FREE or "encoder" not in table.path.split("."):
         return False
     if config.raw.get("tie_encoder_decoder") or (config.model_type == "fsmt" and (claim.v5 or claim.v4)):
         return False
-    others = (other for other in find_token_embeddings(checkpoint.tensors) if "decoder" in other.path.split("."))
+    others = (other for other in tables if "decoder" in other.path.split("."))
     return any(not _equal_modules(checkpoint, table, other) for other in others)
 
 

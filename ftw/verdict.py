@@ -117,10 +117,11 @@ def judge(checkpoint: Checkpoint) -> Verdict:
     heads = find_heads(checkpoint.tensors)
     if not modules and heads and not config.is_gguf and read_claim(config).v5:
         modules = heads[:1]  # a tied pair, stored under the head's name
-    if len(modules) * len(heads) > _MAX_PAIRS:  # each pair may be compared, byte for byte
+    # Each pair may be compared, byte for byte.
+    if len(modules) * max(len(modules), len(heads)) > _MAX_PAIRS:
         problem = f"{len(modules)} token embeddings and {len(heads)} LM heads are stored, no model has so many"
         raise CheckpointError(checkpoint.source, "tensors", problem)
-    ties = [judge_tie(checkpoint, module, heads) for module in modules]
+    ties = [judge_tie(checkpoint, module, modules, heads) for module in modules]
     tables = [_judge_table(checkpoint, module, tie) for module, tie in zip(modules, ties, strict=True)]
     for role, module in find_other_tables(checkpoint.tensors, modules):
         tie = READ_WHOLE if is_read_whole(config, module) else NOT_SHARED
