@@ -87,7 +87,8 @@ def _keeping_layers(part: Mapping[str, Any], num_layers: int) -> list[bool]:
     for owner, first in ((part, 0), (linear if isinstance(linear, dict) else {}, 1)):
         indices = next((owner[name] for name in _INDICES if isinstance(owner.get(name), list)), None)
         if indices is not None:
-            return [layer + first in indices for layer in range(num_layers)]
+            numbers = {index for index in indices if is_count(index)}
+            return [layer + first in numbers for layer in range(num_layers)]
     period, offset = first_count((part,), ("attn_layer_period",)), part.get("attn_layer_offset", 0)
     if period and is_count(offset):  # Jamba, Zamba
         return [layer % period == offset % period for layer in range(num_layers)]
