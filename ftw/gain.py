@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KV_ELEMENT_NBYTES = 2  # KV caches are counted in a 16-bit type, whatever the weights are
 
 _GENERATES = re.compile(
-    r".*(CausalLM|LMHead|ConditionalGeneration|ChatModel|ChatGLMModel|MTModel|EncoderDecoderModel|VisionText2Text).*"
+    "CausalLM|LMHead|ConditionalGeneration|ChatModel|ChatGLMModel|MTModel|EncoderDecoderModel|VisionText2Text"
 )
 _STACKED_EXPERTS = re.compile(
     r"(?P<bank>(?:.+\.)?(?!shared)\w*experts)\.[^.]+(?:\.weight)?|(?P<block>blk\.\d+)\.ffn_\w+_exps\.weight"
@@ -121,7 +121,7 @@ def kv_bytes_per_token(config: ModelConfig) -> int | None:
     if config.is_gguf:
         generates = config.architecture not in families.GGUF_WITHOUT_HEAD
     else:
-        generates = _GENERATES.fullmatch(config.architecture) is not None
+        generates = _GENERATES.search(config.architecture) is not None
     return config.kv_elements_per_token * KV_ELEMENT_NBYTES if generates else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ftw.config import ModelConfig
 from ftw.errors import CheckpointError
@@ -18,6 +18,7 @@ TOKENS_KEY = "tokenizer.ggml.tokens"
 FILE_TYPE_KEY = "general.file_type"
 
 _MAX_LAYERS = 1 << 16
+_OF_ANY_SIZE = frozenset({"STRING", "ARRAY"})
 
 
 def parse_gguf_config(metadata: Mapping[str, Any], path: Path) -> ModelConfig:
@@ -83,7 +84,7 @@ class _Facts:
     def _counts(self, key: str) -> list[int]:
         value = self.value(key)
         values: list[Any] = [value]
-        if isinstance(value, MetadataArray) and len(value) <= _MAX_LAYERS:
+        if _is_by_layer(value):
             values = value.read()
         return values if all(is_count(one) and one < MAX_COUNT for one in values) else []
 
@@ -119,11 +120,11 @@ def _kv_widths(facts: _Facts, num_heads: int, num_layers: int) -> list[int]:
     full = (facts.count("attention.key_length") or default) + (facts.count("attention.value_length") or default)
     keys, values = facts.count("attention.key_length_swa"), facts.count("attention.value_length_swa")
     pattern = facts.value("attention.sliding_window_pattern")
-    if (
-        not keys
-        or not values
-        or not isinstance(pattern, MetadataArray)
-        or not num_layers <= len(pattern) <= _MAX_LAYERS
-    ):
+    if not keys or not values or not _is_by_layer(pattern) or len(pattern) < num_layers:
         return [full] * num_layers
     return [keys + values if is_sliding else full for is_sliding in pattern.read()[:num_layers]]
+
+
+def _is_by_layer(value: object) -> TypeGuard[MetadataArray]:
+    """Tell whether a value is an array with a number for each layer; one of texts or arrays could be of any size."""
+    return isinstance(value, MetadataArray) and len(value) <= _MAX_LAYERS and value.element_type not in _OF_ANY_SIZE

@@ -73,10 +73,10 @@ def _keeping_layers(part: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Tell for each layer whether it keeps keys and values."""
     types = _layer_types(part)
     if types is not None:
-        return [_is_attention(kind) for kind in types]
+        return [_is_attention(kind) for kind in types[:num_layers]]
     pattern = part.get("hybrid_override_pattern")  # Nemotron-H: M for Mamba, * for attention, - for an MLP
     if isinstance(pattern, str) and pattern:
-        return [letter == "*" for letter in pattern]
+        return [letter == "*" for letter in pattern[:num_layers]]
     cycle = part.get("block_types")  # RecurrentGemma: repeated as often as the layers need
     if isinstance(cycle, list) and cycle:
         return [cycle[layer % len(cycle)] == "attention" for layer in range(num_layers)]

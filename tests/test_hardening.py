@@ -2,6 +2,7 @@
 
 import json
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from gguf import GGMLQuantizationType, GGUFEndian, GGUFValueType, quants
 from gguf_builder import Blocks, write_gguf
 
 import ftw
+from ftw.config import parse_model_config
 from ftw.embedding import HostEmbedding
-from ftw.readers.gguf_metadata import MAX_WALKED
+from ftw.readers.gguf_metadata import MAX_WALKED, MetadataArray
 
 WIDTH, ROWS = 64, 40
 
@@ -200,6 +202,37 @@ def test_long_name_of_an_architecture_takes_no_time(tmp_path: Path) -> None:
     config = llama_config(architectures=["x" + "For" * 100_000])
     report = ftw.inspect(write_checkpoint(tmp_path, llama_tensors(head=False), config))
     assert not report.is_host_eligible
+
+
+@pytest.mark.timeout(20)
+def test_endless_name_of_a_class_takes_no_time(tmp_path: Path) -> None:
+    config = llama_config(architectures=["CausalLM" * 400_000 + "\n"])
+    assert ftw.inspect(write_checkpoint(tmp_path, llama_tensors(), config)).is_host_eligible
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"hybrid_override_pattern": "*" * 20_000_000}, {"layer_types": ["attention"] * 2_000_000}],
+    ids=["pattern", "types"],
+)
+def test_layers_are_counted_in_little_memory(overrides: dict[str, Any]) -> None:
+    config = llama_config(**overrides)
+    tracemalloc.start()
+    try:
+        assert parse_model_config(config, Path("config.json")).num_attention_layers == 2
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_counts_of_layers_that_are_texts_or_arrays_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = (GGUFValueType.ARRAY, ["x" * 100] * 3)
+    kvs = {"llama.block_count": (GGUFValueType.UINT32, 3), "llama.attention.head_count": texts}
+    path = write_gguf(tmp_path / "m.gguf", {"token_embd.weight": packed()}, kvs)
+    monkeypatch.setattr(MetadataArray, "read", lambda _: pytest.fail("it was read"))
+    assert ftw.inspect(path).config.kv_elements_per_token is None
 
 
 def test_empty_target_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
