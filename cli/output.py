@@ -12,7 +12,7 @@ from ftw.errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WIDTH_OF_FILES = 100  # of a table that goes to a file or a pipe, which has no terminal to fit
+_WIDTH_OF_FILES = 1 << 16  # of a table that goes to a file or a pipe: names there are not cut into lines
 
 
 def print_json(value: Any) -> None:

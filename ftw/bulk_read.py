@@ -46,7 +46,7 @@ def default_num_threads() -> int:
 
 
 def parse_num_threads(value: int | None) -> int:
-    """Return how many threads read where a caller asks for `value`, `default_num_threads` for None; at most 64.
+    """Return how many threads read where a caller asks for `value`, `default_num_threads` for None.
 
     Raises:
         ValueError: It is no number of threads.
@@ -54,9 +54,9 @@ def parse_num_threads(value: int | None) -> int:
     if value is None:
         return default_num_threads()
     count = operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else 0
-    if count < 1:
-        raise ValueError(f"num_threads is {value!r}, 1 or more are needed, or None")
-    return min(count, _MAX_THREADS)
+    if not 1 <= count <= _MAX_THREADS:
+        raise ValueError(f"num_threads is {value!r}, 1 to {_MAX_THREADS} are allowed, or None")
+    return count
 
 
 def read_parts(parts: Iterable[Part], *, num_threads: int | None = None) -> None:
@@ -70,7 +70,7 @@ def read_parts(parts: Iterable[Part], *, num_threads: int | None = None) -> None
     Raises:
         CheckpointError: A file ends before, or has changed since it was first seen.
         OSError: The disk fails; it names the file.
-        ValueError: `num_threads` is below 1.
+        ValueError: `num_threads` is not from 1 to 64.
     """
     num_threads = parse_num_threads(num_threads)
     parts = [part for part in parts if part.view]

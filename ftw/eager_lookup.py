@@ -18,7 +18,7 @@ from ftw.errors import LookupArgumentError, printable
 from ftw.kept_launches import KeptLaunches
 from ftw.kernels import lookup as plain
 from ftw.kernels import packed_lookup as packed
-from ftw.kernels.arguments import check_scale, make_out
+from ftw.kernels.arguments import check_dense, check_scale, is_dense, make_out
 from ftw.kernels.distinct import prefers_distinct
 from ftw.lookup_op import compiled_lookup, is_traced
 
@@ -82,7 +82,7 @@ class EagerLookup:
             width = layout.columns if columns is None else columns[1]
             rows = make_out(self._name, ids, width, layout.row_dtype, target)
             kept.launch(ids.data_ptr(), rows.data_ptr())
-        elif ids.is_meta or is_traced(ids):
+        elif is_dense(ids) and (ids.is_meta or is_traced(ids)):
             return compiled_lookup(self._name, ids, self._handle, columns or self._whole, layout.dtype, out)
         else:
             rows = self._first(key, ids, columns, target)
@@ -92,7 +92,7 @@ class EagerLookup:
 
     def _key(self, ids: torch.Tensor, columns: tuple[int, int] | None, out: torch.Tensor | None) -> Hashable:
         """Return what a launch for these depends on; None where it is not one launch that can be kept."""
-        if is_traced(ids):
+        if is_traced(ids) or not is_dense(ids):
             return None
         count, device = ids.numel(), ids.get_device()
         if self._is_distinct(count) or not ids.is_contiguous() or device != torch._C._cuda_getDevice():
@@ -104,6 +104,7 @@ class EagerLookup:
         self, key: Hashable, ids: torch.Tensor, columns: tuple[int, int] | None, out: torch.Tensor | None
     ) -> torch.Tensor:
         """Look up with all checks, then keep the launch where there is a key for it."""
+        check_dense(self._name, ids)
         hot = self._hot if self._hot_device == ids.device and ids.is_cuda else None
         rows = self._look_up(
             self._table,

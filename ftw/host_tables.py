@@ -59,7 +59,7 @@ class HostOptions(NamedTuple):
         is_dummy: Random values instead of the file's.
         max_pinned_bytes: Page-locked bytes that tables may bring the process to; None for what the host has.
         huge_pages: Ask for pages of 2 MiB.
-        num_threads: That read at a time; None for as many as there are processors, but 6 to 8; at most 64.
+        num_threads: That read at a time; None for as many as there are processors, but 6 to 8.
         group: Over whose ranks every table is spread, by its rows.
         vocab_range: `(start, length)` of the token ids whose rows are wanted.
         hot_bytes: Of the token embedding's most used rows, which the device keeps.

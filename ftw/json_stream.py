@@ -2,7 +2,7 @@
 
 A header of 100 MB may hold 33 million empty lists, which as Python objects take 2.4 GB. Here the text passes through a
 window; objects and lists that a caller walks are never there as a whole, and a value that it reads is at most 1 MiB of
-text, or, a string, 16 MiB. What `ftw.strict_json` refuses is refused here.
+text, or, a string, 4 MiB. What `ftw.strict_json` refuses is refused here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 WINDOW_NBYTES = 256 << 10
 MAX_VALUE = 1 << 20  # characters of one value; as Python objects they take up to 26 MiB
-MAX_STRING = 16 << 20  # of a string, which takes up to 4 bytes for each
+MAX_STRING = 4 << 20  # of a string, which takes up to 4 bytes for each, here and in the window
 _SPACE = re.compile(r"[ \t\n\r]*")
 # Most members by one pattern: what separates them, and a key without escapes.
 _NEXT_KEY = re.compile(r'[ \t\n\r]*,[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')

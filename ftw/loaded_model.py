@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ftw.memory import MemoryReport
     from ftw.sharded_embedding import ShardedEmbedding
     from ftw.staging import Stage
-    from ftw.verdict import Verdict
+    from ftw.verdict import TableVerdict, Verdict
 
 
 class LoadedModel:
@@ -63,6 +64,7 @@ class LoadedModel:
         self._device_embedding: HostEmbedding | None = None
         self._device_table: torch.Tensor | None = None
         self._closed = False
+        self._lock = threading.Lock()  # while the table is put on the device
 
     @property
     def embedding(self) -> HostEmbedding | ShardedEmbedding:
@@ -78,17 +80,10 @@ class LoadedModel:
         table = self.verdict.token_embedding
         if table.name in self.tables:
             return self.tables[table.name]
-        if self._device_embedding is None:
-            if table.unreadable:
-                raise NotEligibleError(refusal(table, self._checkpoint.source, table.unreadable))
-            with self._stage() as stage:
-                tensor = stage.load(self._checkpoint, self._checkpoint.tensors[table.name])
-            self._device_table = tensor
-            start, length = self._options.vocab_range or (0, tensor.shape[0])
-            own = {"placement": "gpu", "vocab_range": self._options.vocab_range, "scale": self._options.scale}
-            rows = tensor[start : start + length]
-            self._device_embedding = make_embedding(self._checkpoint, table, rows, self.device, self._dtype, **own)
-        return self._device_embedding
+        with self._lock:
+            if self._device_embedding is None:
+                self._device_embedding = self._load_on_device(table)
+            return self._device_embedding
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor but the host tables, on the device, in the order of the bytes on disk.
@@ -130,6 +125,20 @@ class LoadedModel:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _load_on_device(self, table: TableVerdict) -> HostEmbedding:
+        if table.unreadable:
+            raise NotEligibleError(refusal(table, self._checkpoint.source, table.unreadable))
+        with self._stage() as stage:
+            tensor = stage.load(self._checkpoint, self._checkpoint.tensors[table.name])
+        self._device_table = tensor
+        start, length = self._options.vocab_range or (0, tensor.shape[0])
+        own = {"placement": "gpu", "vocab_range": self._options.vocab_range, "scale": self._options.scale}
+        return make_embedding(self._checkpoint, table, tensor[start : start + length], self.device, self._dtype, **own)
+
+    def __reduce__(self) -> NoReturn:
+        what = f"{printable(self._checkpoint.source)}: model: owns memory of this process and is not copied or pickled"
+        raise TypeError(f"{what}; share it between threads, or copy its embedding, which shares the table")
 
     def _stage(self) -> Stage:
         return DummyStage(self.device) if self._options.is_dummy else FileStage(self.device)

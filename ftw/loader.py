@@ -63,9 +63,10 @@ def load(
             the real ones. Of a hub id headers alone are read; tensors are only where a verdict takes their bytes.
         max_pinned_bytes: Page-locked bytes that tables may bring this process to, as bytes or as a size such as "8GiB".
             None for what the host has available; a limit of yours takes the place of that, as some hosts' memory grows
-            with use. What `weights` page-locks for as long as it runs, 32 MiB, comes on top.
+            with use. What `weights` page-locks for as long as it runs, 32 MiB, comes on top. With embed="gpu" there is
+            nothing else to be page-locked, and every limit holds.
         huge_pages: Ask for pages of 2 MiB for large tables; on some kernels their allocation is slow.
-        num_threads: How many threads read tables; None for as many as there are processors, but 6 to 8; at most 64.
+        num_threads: How many threads read tables, at most 64; None for as many as there are processors, but 6 to 8.
         tp: Spread host tables by their rows over the ranks of this group, True for the default one: each reads and
             page-locks its own, and a lookup, which all ranks do together, ends in an all_reduce. All ranks load
             together, too, and fail together, but for a device or a group that one of them lacks. A table that stays on
@@ -88,7 +89,7 @@ def load(
         SharedMemoryError: Shared memory holds another table in its place, or has no room.
         DeviceError: torch has no such device.
         ValueError: `embed` or `share` is none of its choices, `dtype` no floating-point type of torch,
-            `max_pinned_bytes` or `hot_bytes` no size, `num_threads` no whole number from 1 on, `tp` no group of this
+            `max_pinned_bytes` or `hot_bytes` no size, `num_threads` no whole number from 1 to 64, `tp` no group of this
             process, `vocab_range` outside of the table, or one of these stands beside what it cannot go with.
     """
     group = resolve_group(tp)
@@ -111,8 +112,9 @@ def load(
                 hot_bytes=parse_nbytes("hot_bytes", hot_bytes),
                 scale=scale,
             )
-            if options.hot_bytes and embed == "gpu":
-                raise ValueError("hot_bytes: embed='gpu' has no table in host memory, 'host' or 'auto' is needed")
+            asked = "hot_bytes" if options.hot_bytes else "share" if options.is_shared else ""
+            if asked and embed == "gpu":
+                raise ValueError(f"{asked}: embed='gpu' has no table in host memory, 'host' or 'auto' is needed")
             headers_only = options.is_dummy
             checkpoint = open_checkpoint(source, headers_only=headers_only, decode_df11=decode_df11)
             model = _load(stack.enter_context(checkpoint), embed, where, dtype, options, stack)

@@ -40,7 +40,8 @@ class Prefetch:
         """
         rows, self._rows = self._rows, None
         if rows is None:
-            raise LookupArgumentError(f"{self._queue.subject}: wait: found no prefetch, start one first")
+            found = "this prefetch was waited for already, or dropped; its rows are handed out once"
+            raise LookupArgumentError(f"{self._queue.subject}: wait: {found}")
         self._queue.remove(self)
         if self._done is not None:
             stream = torch.cuda.current_stream(rows.device)

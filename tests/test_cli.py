@@ -344,3 +344,11 @@ def test_cli_demo_makes_a_checkpoint_that_transformers_loads(capfd, tmp_path):
         assert {key: value for key, value in info.items() if value} == {}
     capfd.readouterr()  # transformers' progress bars
     assert "file: file exists" in fails(capfd, 1, "demo", "--folder", folder)
+
+
+def test_cli_names_are_not_cut_into_lines_in_a_pipe(capsys, tmp_path):
+    name = "a" * 300 + ".embed_tokens.weight"
+    write_checkpoint(tmp_path, {**llama_tensors(), name: torch.ones(64, 8)}, llama_config())
+    assert main(["inspect", str(tmp_path)]) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("aaa") and "64" in line]
+    assert name in row

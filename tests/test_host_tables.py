@@ -328,10 +328,16 @@ def test_shared_model_that_is_dropped_is_given_back(source: Path, folder: Path) 
     assert not any(folder.iterdir())
 
 
-def test_sharing_of_nothing_is_told(source: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_sharing_of_nothing_is_told(tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tied = write_checkpoint(tmp_path / "tied", llama_tensors(head=False), llama_config(tie_word_embeddings=True))
     with caplog.at_level(logging.INFO, "ftw"):
-        ftw.load(source, embed="gpu", device="cpu", share="node").close()
-    assert f"{source}: share='node': no table leaves the GPU, so none is shared" in caplog.text
+        ftw.load(tied, embed="auto", device="cpu", share="node").close()
+    assert f"{tied}: share='node': no table leaves the GPU, so none is shared" in caplog.text
+
+
+def test_sharing_of_tables_that_stay_on_the_gpu_is_refused(source: Path) -> None:
+    with pytest.raises(ValueError, match="share: embed='gpu' has no table in host memory, 'host' or 'auto' is needed"):
+        ftw.load(source, embed="gpu", device="cpu", share="node")
 
 
 @pytest.mark.parametrize("num_threads", [0, -1, True, 1.5, "2"], ids=repr)

@@ -1,5 +1,8 @@
+import copy
 import json
 import logging
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -239,3 +242,12 @@ def test_hot_rows_need_a_table_in_host_memory(source: Path) -> None:
 def test_hot_bytes_that_are_no_size_are_refused_before_anything_is_read(tmp_path: Path, hot_bytes: object) -> None:
     with pytest.raises(ValueError, match=r"^hot_bytes: "):
         ftw.load(tmp_path / "missing", embed="host", device="cpu", hot_bytes=hot_bytes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("copying", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda function: function.__name__)
+def test_model_is_not_copied(source: Path, copying: Callable[[object], object]) -> None:
+    with (
+        ftw.load(source, embed="host", device="cpu") as model,
+        pytest.raises(TypeError, match="model: owns memory of this process and is not copied or pickled"),
+    ):
+        copying(model)

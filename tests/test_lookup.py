@@ -1,9 +1,12 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ftw
+from ftw.embedding import HostEmbedding
 from ftw.kernels.lookup import launch, lookup
 from ftw.kernels.lookup_reference import lookup_reference
 from ftw.kernels.units import cut_row
@@ -206,3 +209,21 @@ def test_plan_takes_the_widest_unit(nbytes: int, unit: torch.dtype) -> None:
 def test_out_that_is_no_tensor_is_refused(out: object) -> None:
     with pytest.raises(ftw.LookupArgumentError, match=r"out: found a (list|int), a tensor is needed"):
         lookup(torch.ones(3, 4), torch.tensor([1]), out=out)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make_ids", "found"),
+    [
+        (lambda: torch.tensor([1, 0, 2]).to_sparse(), r"a tensor with the layout torch\.sparse_coo"),
+        (lambda: torch.eye(3, dtype=torch.int64).to_sparse_csr(), r"a tensor with the layout torch\.sparse_csr"),
+        (lambda: torch.nested.nested_tensor([torch.tensor([1, 2]), torch.tensor([3])]), "a nested tensor"),
+        (lambda: torch.nested.nested_tensor([torch.tensor([1])], layout=torch.jagged), "a nested tensor"),
+    ],
+    ids=["sparse", "csr", "nested", "jagged"],
+)
+@pytest.mark.filterwarnings("ignore")  # torch calls these layouts prototypes
+def test_lookup_refuses_ids_that_are_not_dense(make_ids: Callable[[], torch.Tensor], found: str) -> None:
+    ids = make_ids()
+    for look_up in (lambda ids: lookup(torch.zeros(4, 2), ids), HostEmbedding(torch.zeros(4, 2))):
+        with pytest.raises(ftw.LookupArgumentError, match=f"ids: found {found}, a dense one is needed"):
+            look_up(ids)

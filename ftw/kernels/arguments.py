@@ -24,6 +24,7 @@ def check_arguments(op: str, table: torch.Tensor, ids: torch.Tensor, first_id: i
     """
     if not isinstance(ids, torch.Tensor):
         raise LookupArgumentError(f"{op}: ids: found a {type(ids).__name__}, a tensor is needed")
+    check_dense(op, ids)
     if table.ndim != 2 or not table.is_contiguous():
         raise LookupArgumentError(f"{op}: table: found {list(table.shape)}, contiguous [rows, columns] is needed")
     if ids.dtype not in _ID_DTYPES:
@@ -34,6 +35,22 @@ def check_arguments(op: str, table: torch.Tensor, ids: torch.Tensor, first_id: i
         raise LookupArgumentError(f"{op}: ids: found on {ids.device}, a CPU, CUDA or ROCm device is needed")
     if not 0 <= first_id <= _MAX_ID:  # what the kernels rely on: an id that is not below it cannot overflow less it
         raise LookupArgumentError(f"{op}: first_id: found {first_id}, allowed are 0 to {_MAX_ID}")
+
+
+def is_dense(ids: torch.Tensor) -> bool:
+    """Tell whether ids are neither sparse nor nested: of those, shape or strides cannot even be asked for."""
+    return ids.layout is torch.strided and not ids.is_nested
+
+
+def check_dense(op: str, ids: torch.Tensor) -> None:
+    """Check that ids are neither sparse nor nested.
+
+    Raises:
+        LookupArgumentError: They are.
+    """
+    if not is_dense(ids):
+        found = "a nested tensor" if ids.is_nested else f"a tensor with the layout {ids.layout}"
+        raise LookupArgumentError(f"{op}: ids: found {found}, a dense one is needed")
 
 
 def check_columns(op: str, columns: tuple[int, int], num_columns: int, block_size: int = 1) -> int:

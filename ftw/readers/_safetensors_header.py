@@ -7,8 +7,8 @@
     8+n .. end       the tensors' bytes; offsets count from here, cover them all, and neither overlap nor leave holes
 
 What the format's own library refuses is refused here, but for a zero written as -0; and besides, a name that occurs
-twice, null metadata, and what no tensor has: more than 64 dimensions, an entry of more than 1 MiB, more than 262,144
-metadata. The header is parsed window by window (`ftw.json_stream`), and costs what its tensors do.
+twice, null metadata, and what no model has: more than 64 dimensions, an entry of more than 1 MiB, and metadata of more
+than 262,144 entries or 8 MiB. The header is parsed window by window (`ftw.json_stream`), and costs what its tensors do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _NUM_FIELDS = 3
 _FIRST_NBYTES = 16 << 10  # holds the whole header of most shards of a large checkpoint, which then takes one read
 _READ_NBYTES = 4 << 20  # at a time, of a longer one; on the hub each is a request
 _MAX_DIMENSIONS = 64  # as many as NumPy has at most
-_MAX_METADATA = 1 << 18
+_MAX_METADATA = 1 << 18  # entries
+_MAX_METADATA_TEXT = 8 << 20  # characters
 _MAX_SHARED = 1 << 12
 _METADATA = "__metadata__"
 
@@ -118,12 +119,15 @@ def _read_metadata(stream: JsonStream, path: Path) -> dict[str, str]:
     if stream.kind() != "an object":
         raise CheckpointError(path, _METADATA, f"is {stream.describe()}, an object of strings is needed")
     metadata: dict[str, str] = {}
+    start = stream.position
     for key in stream.iter_members():
         if stream.kind() != "a string":
             raise CheckpointError(path, _METADATA, f"{shown(key)} is {stream.describe()}, a string is needed")
         if len(metadata) == _MAX_METADATA:
             raise CheckpointError(path, _METADATA, f"has more than {_MAX_METADATA} entries")
         metadata[key] = stream.read_value()
+        if stream.position - start > _MAX_METADATA_TEXT:
+            raise CheckpointError(path, _METADATA, f"is longer than {_MAX_METADATA_TEXT} characters")
     return metadata
 
 

@@ -1,0 +1,310 @@
+"""Bounds: no claim of a file costs memory, and what is read and done grows with its header and no faster.
+
+Memory is measured in processes of their own; work is counted, in calls and in bytes read, and never timed.
+"""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import ftw_index, llama_config, safetensors_bytes, tensor_entry
+from gguf_builder import ARCHITECTURE, entry, gguf_bytes, kv, text
+
+import ftw
+
+MIB = 1 << 20
+SLACK_NBYTES = 64 * MIB
+# Forks, so that each source is measured from the same start; VmHWM is the most that a process has had in memory.
+MEASURE = """
+import gc, os, sys
+import ftw.cli.main, ftw.readers
+from ftw import ggml_types, open_checkpoint
+ggml_types.ggml_types()
+def most():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+for source in sys.argv[1:]:
+    if os.fork() == 0:
+        before = most()
+        try:
+            checkpoint = open_checkpoint(source)
+            outcome = f"{len(checkpoint.tensors)} tensors"
+        except ftw.FtwError as error:
+            outcome = str(error).removeprefix(source)[:300]
+        print(most() - before, outcome, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def expert_names(count: int) -> Iterator[str]:
+    """Yield names as the largest checkpoints have them."""
+    for number in range(count):
+        layer, expert = divmod(number // 3, 128)
+        yield f"model.layers.{layer}.mlp.experts.{expert}.{('gate', 'up', 'down')[number % 3]}_proj.weight"
+
+
+def header_of(count: int) -> bytes:
+    return safetensors_bytes(dict.fromkeys(expert_names(count), tensor_entry("BF16", [0, 2048], 0, 0)))
+
+
+def index_of(count: int) -> str:
+    places = {name: f"model-{number // 500:05}-of-02000.safetensors" for number, name in enumerate(expert_names(count))}
+    return json.dumps({"weight_map": places})
+
+
+def ftw_of(count: int) -> str:
+    entry = {"kind": "weight", "dtype": "bfloat16", "shape": [0, 2048], "global_off": 0, "nbytes": 0}
+    tensors = [{"name": name, **entry, "xxh3_64": f"{number:016x}"} for number, name in enumerate(expert_names(count))]
+    return json.dumps(ftw_index(tensors, []))
+
+
+EMPTY = safetensors_bytes({})
+# What lies in the folder, the file whose size bounds the memory first; and what becomes of it.
+MEMORY: dict[str, tuple[dict[str, Callable[[], bytes | str]], str]] = {
+    "safetensors of 100000 tensors": ({"model.safetensors": lambda: header_of(100_000)}, "100000 tensors"),
+    "safetensors of short names": (
+        {
+            "model.safetensors": lambda: safetensors_bytes(
+                {str(number): tensor_entry("U8", [0], 0, 0) for number in range(100_000)}
+            )
+        },
+        "100000 tensors",
+    ),
+    "header of empty objects": (
+        {"model.safetensors": lambda: safetensors_bytes(b'{"x":[' + b"{}," * 10 * MIB + b"{}]}")},
+        "more than 1048576 characters in one value",
+    ),
+    "header of entries of lists": (
+        {
+            "model.safetensors": lambda: safetensors_bytes(
+                b'{"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"y":[' + b"[]," * 10 * MIB + b"1]}}"
+            )
+        },
+        "more than 1048576 characters in one value",
+    ),
+    "header of one name": (
+        {"model.safetensors": lambda: safetensors_bytes(b'{"' + b"n" * 40 * MIB)},
+        "more than 4194304 characters in one value",
+    ),
+    "header of spaces": ({"model.safetensors": lambda: safetensors_bytes(b" " * 40 * MIB + b"{}")}, "0 tensors"),
+    "metadata of short strings": (
+        {
+            "model.safetensors": lambda: safetensors_bytes(
+                b'{"__metadata__":{' + b",".join(b'"%d":""' % number for number in range(300_000)) + b"}}"
+            )
+        },
+        "__metadata__: has more than 262144 entries",
+    ),
+    "metadata of a wide string": (
+        {
+            "model.safetensors": lambda: safetensors_bytes(
+                b'{"__metadata__":{"x":"' + b"a" * 3 * MIB + "\U0001f600".encode() + b'"}}'
+            )
+        },
+        "0 tensors",
+    ),
+    "metadata of wide strings": (
+        {
+            "model.safetensors": lambda: safetensors_bytes(
+                b'{"__metadata__":{'
+                + b",".join(b'"%d":"' % number + b"a" * MIB + "\U0001f600".encode() + b'"' for number in range(20))
+                + b"}}"
+            )
+        },
+        "__metadata__: is longer than 8388608 characters",
+    ),
+    "index of 100000 tensors": ({"model.safetensors.index.json": lambda: index_of(100_000)}, "is missing"),
+    "ftw of 50000 tensors": ({"freetoken_weight.json": lambda: ftw_of(50_000)}, "50000 tensors"),
+    "ftw with a large key": (
+        {"freetoken_weight.json": lambda: json.dumps(ftw_index([], [], more=[[]] * 900_000))},
+        "more than 1048576 characters in one value",
+    ),
+    "ftw with many keys": (
+        {"freetoken_weight.json": lambda: json.dumps(ftw_index([], [], **{str(n): [{}] * 99 for n in range(9000)}))},
+        "more than 2097152 characters beside tensors and shards",
+    ),
+    "config of empty objects": (
+        {"config.json": lambda: b'{"x":[' + b"{}," * 10 * MIB + b"{}]}", "model.safetensors": lambda: EMPTY},
+        "which could take more than 67108864 bytes of memory",
+    ),
+    "config of a wide string": (
+        {
+            "config.json": lambda: b'{"x":"' + b"a" * 20 * MIB + "\U0001f600".encode() + b'"}',
+            "model.safetensors": lambda: EMPTY,
+        },
+        "which could take more than 67108864 bytes of memory",
+    ),
+    "config of 60000 modules": (
+        {
+            "config.json": lambda: json.dumps({"x": [{"name": name, "bits": 4} for name in expert_names(60_000)]}),
+            "model.safetensors": lambda: EMPTY,
+        },
+        "0 tensors",
+    ),
+    "gguf that claims 2^60 keys": ({"m.gguf": lambda: gguf_bytes(num_keys=1 << 60)}, "the number of keys is"),
+    "gguf that claims a string of 2^62": (
+        {"m.gguf": lambda: gguf_bytes(kvs=[ARCHITECTURE, text("k") + struct.pack("<IQ", 8, 1 << 62)])},
+        "is a string of",
+    ),
+    "gguf of 131072 tensors": (
+        {"m.gguf": lambda: gguf_bytes([entry(str(number), (0,)) for number in range(1 << 17)])},
+        "131072 tensors",
+    ),
+    "gguf of wide strings": (
+        {
+            "m.gguf": lambda: gguf_bytes(
+                kvs=[ARCHITECTURE, *(kv(str(number), "str", "a" * 999_999 + "\U0001f600") for number in range(20))]
+            )
+        },
+        "is a string of",
+    ),
+    "gguf of a long vocabulary": (
+        {
+            "m.gguf": lambda: gguf_bytes(
+                kvs=[ARCHITECTURE, kv("tokenizer.ggml.tokens", "array", ("str", [str(n) for n in range(500_000)]))]
+            )
+        },
+        "0 tensors",
+    ),
+}  # fmt: skip
+
+
+def test_memory_is_bounded_by_the_header(tmp_path: Path) -> None:
+    limits: dict[Path, int] = {}
+    for name, (files, _) in MEMORY.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, make in files.items():
+            content = make()
+            (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+        limits[folder] = SLACK_NBYTES + 2 * (folder / next(iter(files))).stat().st_size
+    command = [sys.executable, "-c", MEASURE, *map(str, limits)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) == len(limits)
+    for line, (folder, limit), (_, expected) in zip(lines, limits.items(), MEMORY.values(), strict=True):
+        grown, _, outcome = line.partition(" ")
+        assert expected in outcome, folder.name
+        assert int(grown) <= limit, f"{folder.name}: {int(grown) / MIB:.0f} MiB, {limit / MIB:.0f} MiB are allowed"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "nbytes"),
+    [
+        ("model.safetensors", safetensors_bytes({"t": tensor_entry("U8", [1 << 40], 0, 1 << 40)}), 1 << 40),
+        ("m.gguf", gguf_bytes([entry(sizes=(1 << 38,))]), 1 << 40),
+    ],
+    ids=["safetensors", "gguf"],
+)
+def test_opening_reads_no_more_than_the_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, nbytes: int
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    os.truncate(path, len(content) + nbytes)  # a hole
+    read, real = [], os.preadv
+
+    def count(descriptor: int, views: list[memoryview], offset: int) -> int:
+        read.append(real(descriptor, views, offset))
+        return read[-1]
+
+    monkeypatch.setattr(os, "preadv", count)
+    with ftw.open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.nbytes == nbytes
+    assert sum(read) <= len(content) + MIB
+
+
+def put(folder: Path, header: dict[str, Any], config: dict[str, Any] | None = None) -> Path:
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(header))
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def none(dtype: str = "BF16") -> dict[str, Any]:
+    return tensor_entry(dtype, [0, 8], 0, 0)
+
+
+def numbered(folder: Path, count: int) -> Path:
+    for number in range(1, count + 1):
+        (folder / f"m-{number:05}-of-{count:05}.safetensors").write_bytes(EMPTY)
+    return folder
+
+
+def sided(folder: Path, count: int) -> Path:
+    names = [f"s{number}.safetensors" for number in range(count)]
+    for name in names:
+        (folder / name).write_bytes(EMPTY)
+    (folder / "freetoken_weight.json").write_text(json.dumps(ftw_index([], [], side_files=names)))
+    return folder
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path.parent
+
+
+WORK: dict[str, Callable[[Path, int], Path]] = {
+    "tensors of a safetensors file": lambda folder, n: put(folder, dict.fromkeys(map(str, range(n)), none())),
+    "tensors of a gguf": lambda folder, n: write(
+        folder / "m.gguf", gguf_bytes([entry(str(number), (0,)) for number in range(n)])
+    ),
+    "keys of a gguf": lambda folder, n: write(
+        folder / "m.gguf", gguf_bytes(kvs=[ARCHITECTURE, *(kv(str(number), "u8", 1) for number in range(n))])
+    ),
+    "tensors of an ftw": lambda folder, n: write(folder / "freetoken_weight.json", ftw_of(n)),
+    "side files of an ftw": lambda folder, n: sided(folder, n // 10),
+    "numbered files": lambda folder, n: numbered(folder, n // 10),
+    "n-gram tables in float8": lambda folder, n: put(
+        folder, dict.fromkeys((f"layers.{number}.ngram_embedding.weight" for number in range(n)), none("F8_E4M3"))
+    ),
+    "parts of one n-gram table": lambda folder, n: put(
+        folder, dict.fromkeys((f"layers.0.ngram_embedding.shard_{number}.weight" for number in range(n)), none())
+    ),
+    "tensors beside one table": lambda folder, n: put(
+        folder, dict.fromkeys((f"model.embed_tokens.q{number}_scale" for number in range(n)), none()), llama_config()
+    ),
+    "listed layers": lambda folder, n: put(
+        folder, {}, llama_config(num_hidden_layers=n, attn_layer_indices=list(range(n)))
+    ),
+    "kinds of layers": lambda folder, n: put(
+        folder, {}, llama_config(num_hidden_layers=n, layer_types=["full_attention"] * n)
+    ),
+    "experts": lambda folder, n: put(folder, dict.fromkeys(expert_names(n), none()), llama_config(num_experts=8)),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_work_grows_no_faster_than_the_header(tmp_path: Path, name: str) -> None:
+    calls = []
+    for count in (500, 2000):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        source = WORK[name](folder, count)
+        ftw.inspect(source)  # what is cached and imported once
+        calls.append(count_steps(lambda source=source: ftw.inspect(source)))
+    assert calls[1] < 5 * calls[0]
+
+
+def count_steps(function: Callable[[], object]) -> int:
+    """Return how many lines of Python a function runs."""
+    lines = 0
+
+    def trace(frame: object, event: str, argument: object) -> object:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return lines
