@@ -85,11 +85,10 @@ def _open_inside(path: Path, folder: Path) -> BinaryIO:
     descriptor = os.open(
         path.resolve(), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     )  # no wait for pipes
-    file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
+        os.close(descriptor)
         raise CheckpointError(path, "file", "is not a regular file any more")
-    return file
+    return os.fdopen(descriptor, "rb")
 
 
 def _walk(folder: Path) -> Iterator[Path]:
