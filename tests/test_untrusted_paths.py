@@ -115,7 +115,8 @@ NAMES = [
     "/etc/passwd.safetensors", "//x.safetensors", "../x.safetensors", "a/../../x.safetensors", "..\\x.safetensors",
     "C:\\x.safetensors", "x.safetensors\0", "x\0.safetensors", "x\n.safetensors", "\x1b[2J.safetensors",
     "x\u202e.safetensors", "x\u2028.safetensors", "", ".", "..", "/", "x.bin", "x.pt", "x.safetensors/",
-    "\ufeff.safetensors", "model.safetensors.index.json", "config.json", ".safetensors/..", "~/x.bin", "nul", "\udcff.safetensors",
+    "\ufeff.safetensors", "model.safetensors.index.json", "config.json", ".safetensors/..", "~/x.bin", "nul",
+    "\udcff.safetensors",
 ]  # fmt: skip
 
 
