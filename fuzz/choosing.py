@@ -95,13 +95,15 @@ def _choose_new_name(pick: Callable[[int], int], name: str, document: Document) 
     new = _one_of(pick, words.NAMES)
     if document.kind == "safetensors":
         names = tensor_names(document)
-        old = _one_of(pick, names)
-        shape = document.tree["header"][old].get("shape")
-        if pick(2) or not isinstance(shape, list):
-            return ["rename", name, ["header", old], new]
-        return ["set", name, ["header", old, "shape"], _choose_list(pick, shape)]
+        old, other = _one_of(pick, names), _one_of(pick, names)
+        header, kind = document.tree["header"], pick(4)
+        if kind == 0 and isinstance(header[old].get("shape"), list):
+            return ["set", name, ["header", old, "shape"], _choose_list(pick, header[old]["shape"])]
+        if kind == 1:  # the place of another tensor
+            return ["set", name, ["header", old, "data_offsets"], header[other]["data_offsets"]]
+        return ["rename", name, ["header", old], new]
     place = pick(len(document.tree["tensors"]))
-    kind = pick(4)
+    kind = pick(5)
     if kind == 0 and name == INDEX:
         key = ("role", "placement", "ggml_type", "xxh3_64", "logical_shape")[pick(5)]
         return ["set", name, ["tensors", place, key], (None, "Q4_0", "Q8_0", "host", [24, 64])[pick(5)]]
@@ -110,6 +112,10 @@ def _choose_new_name(pick: Callable[[int], int], name: str, document: Document) 
         entry = document.tree["tensors"][place]
         shape = entry.get(key) if isinstance(entry, dict) else None
         return ["set", name, ["tensors", place, key], _choose_list(pick, shape if isinstance(shape, list) else [])]
+    if kind == 2:
+        key = "offset" if document.kind == "gguf" else "global_off"
+        other = _one_of(pick, document.tree["tensors"])
+        return ["set", name, ["tensors", place, key], other.get(key) if isinstance(other, dict) else 0]
     return ["set", name, ["tensors", place, "name"], new]
 
 

@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python -m fuzz.distill FORMAT [FOLDER]
 
-Of all recipes that end alike, by outcome and by the words of the message, the shortest is kept, in
-tests/corpus/FORMAT.jsonl, with those that are there already.
+Of the recipes that end as none in tests/corpus/FORMAT.jsonl does, by outcome and by the words of the message, the
+shortest for each such end is added there.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fuzz.choosing import choose
 from fuzz.seeds import FORMATS
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
+_MAX_LENGTH = 1000  # of a recipe, in characters
 
 
 def main() -> None:
@@ -33,27 +34,23 @@ def main() -> None:
     checkpoint_format = sys.argv[1]
     folder = Path(sys.argv[2] if len(sys.argv) == 3 else "fuzz/work")
     path = CORPUS / f"{checkpoint_format}.jsonl"
-    kept: dict[tuple[str, str], str] = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        _keep(kept, json.loads(line), is_old=True)
+    lines = path.read_text().splitlines() if path.exists() else []
+    known = {oracle.run(json.loads(line), level=0) for line in lines}
+    found: dict[oracle.Outcome, str] = {}
     for file in sorted((folder / f"inputs-{checkpoint_format}").iterdir()):
-        _keep(kept, _recipe(file.read_bytes(), checkpoint_format))
+        recipe = _recipe(file.read_bytes(), checkpoint_format)
+        outcome = oracle.run(recipe, level=0)
+        line = json.dumps({"outcome": outcome.kind, **recipe})
+        if outcome not in known and len(line) <= min(len(found.get(outcome, line)), _MAX_LENGTH):
+            found[outcome] = line
     CORPUS.mkdir(exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in sorted(kept.values())))
-    print(f"{path}: {len(kept)} recipes")
+    path.write_text("".join(f"{line}\n" for line in (*lines, *sorted(found.values()))))
+    print(f"{path}: {len(lines)} recipes, {len(found)} more")
 
 
 def _recipe(data: bytes, checkpoint_format: str) -> dict[str, Any]:
     provider = atheris.FuzzedDataProvider(data)
     return choose(lambda count: provider.ConsumeIntInRange(0, count - 1), checkpoint_format)
-
-
-def _keep(kept: dict[tuple[str, str], str], recipe: dict[str, Any], *, is_old: bool = False) -> None:
-    outcome = oracle.run(recipe, level=0)
-    line = json.dumps({"outcome": outcome.kind, "seed": recipe["seed"], "steps": recipe["steps"]})
-    old = kept.get(outcome)
-    if old is None or (len(line) < len(old) and not is_old):
-        kept[outcome] = line
 
 
 if __name__ == "__main__":

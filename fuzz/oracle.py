@@ -15,7 +15,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -24,26 +23,22 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import gguf
-import numpy as np
-import safetensors
-import torch
 from ftw.cli.main import main
-from gguf import GGMLQuantizationType, quants
 
 import ftw
-from ftw.dtypes import DTYPES
 from ftw.ggml_types import PACKED_TYPES
 from fuzz.documents import write
+from fuzz.findings import FindingError, check_message, require, words_of
+from fuzz.looked_up import check_dummy, check_load, check_part
 from fuzz.mutations import make
+from fuzz.stored import compare_contents, read_contents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ftw.checkpoint import Checkpoint
     from ftw.verdict import TableVerdict, Verdict
-
-    Contents = Mapping[str, bytes]
+    from fuzz.stored import Contents
 
 MAX_SECONDS = 20
 MAX_GROWTH_NBYTES = 512 << 20
@@ -51,11 +46,8 @@ _SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 _EMBEDS = ("gpu", "auto", "host")
 _SHARD_LIMITS = (4096, 8192, 8 << 30)
 _EXIT_CODES = (0, 1, 3)
+_HEADS = ("output.", "lm_head.", "head.", "model.lm_head", "language_model.lm_head")
 _ENCODERS = ("bert", "t5encoder")  # of GGUF's architectures that the mutations know, those without an LM head
-
-
-class FindingError(Exception):
-    """Results that cannot be right."""
 
 
 class HangError(Exception):
@@ -95,23 +87,27 @@ def check(path: Path, scratch: Path, level: int) -> Outcome:
     try:
         checkpoint = ftw.open_checkpoint(path)
     except ftw.FtwError as error:
-        return Outcome("refused", _check_message(error))
+        return Outcome("refused", check_message(error))
     with checkpoint:
-        contents = _read(checkpoint)
-        _compare(checkpoint, contents)
+        contents = read_contents(checkpoint)
+        compare_contents(checkpoint, contents)
         try:
             report = ftw.inspect(checkpoint, vram_bytes=1 << 30)
         except ftw.FtwError as error:
-            return Outcome("not judged", _check_message(error))
+            return Outcome("not judged", check_message(error))
         json.dumps(report.to_dict(), allow_nan=False)
         _check_verdict(checkpoint, report.verdict)
         if level >= 1:
             _check_conversion(checkpoint, path, scratch, report.verdict, contents)
         if level >= 2:
             for embed in _EMBEDS:
-                _check_load(path, embed, contents)
+                check_load(path, embed, contents)
+            if report.is_host_eligible:
+                check_part(path, report.verdict.token_embedding, contents)
+            if report.is_host_eligible and level >= 3:  # packed blocks take a while to make
+                check_dummy(path, report.verdict.token_embedding)
     table = report.verdict.token_embedding
-    return Outcome("eligible" if table.eligible else "not eligible", _words_of(table.detail))
+    return Outcome("eligible" if table.eligible else "not eligible", words_of(table.detail))
 
 
 @contextlib.contextmanager
@@ -134,155 +130,64 @@ def _limits() -> Iterator[None]:
         raise FindingError(f"memory grew by {growth} bytes")
 
 
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise FindingError(problem)
-
-
-def _check_message(error: ftw.FtwError) -> str:
-    """Check that a message is one line, and return the words of it that do not depend on the checkpoint."""
-    text = str(error)
-    _require("\n" not in text and text.isprintable(), f"message is no printable line: {text!r}")
-    return _words_of(text.rpartition(": ")[2])
-
-
-def _words_of(text: str) -> str:
-    return " ".join(word for word in text.split() if re.fullmatch(r"[a-z_]+[,;]?", word))
-
-
-def _read(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Read every tensor, whole and once more in two pieces."""
-    room = sum(file.nbytes for file in checkpoint.files)
-    _require(checkpoint.nbytes <= room, f"tensors of {checkpoint.nbytes} bytes in files of {room}")
-    contents = {}
-    for name, tensor in checkpoint.tensors.items():
-        whole, pieces = bytearray(tensor.nbytes), bytearray(tensor.nbytes)
-        checkpoint.read_into(name, whole)
-        cut = tensor.nbytes * 2 // 3
-        checkpoint.read_into(name, memoryview(pieces)[:cut])
-        checkpoint.read_into(name, memoryview(pieces)[cut:], offset=cut)
-        _require(whole == pieces, f"{name!r}: pieces differ from the whole")
-        contents[name] = bytes(whole)
-    return contents
-
-
-# --- what other code finds --------------------------------------------------------------------------------------------
-
-
-def _compare(checkpoint: Checkpoint, contents: Contents) -> None:
-    """Compare the bytes of all tensors with what other code reads out of the same files."""
-    if checkpoint.format == "gguf":
-        for file in checkpoint.files:
-            _compare_gguf(checkpoint, file.path, contents)
-    elif checkpoint.format == "ftw":
-        _compare_ftw(checkpoint, contents)
-    for file in checkpoint.files:
-        if checkpoint.format == "safetensors" or any(t.shard == file.path.name for t in checkpoint.tensors.values()):
-            _compare_safetensors(checkpoint, file.path, contents)
-
-
-def _compare_safetensors(checkpoint: Checkpoint, path: Path, contents: Contents) -> None:
-    if checkpoint.format == "gguf":
-        return
-    content = path.read_bytes()
-    try:
-        stored = dict(safetensors.deserialize(content))
-    except safetensors.SafetensorError as error:
-        _require(b"-0" in content, f"the safetensors library refuses what was taken: {error}")
-        return
-    shard = path.relative_to(checkpoint.folder).as_posix()
-    mine = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.shard == shard}
-    for name, tensor in mine.items():
-        other = stored[name]
-        _require(tuple(other["shape"]) == tensor.shape, f"{name!r}: shape {other['shape']}, not {tensor.shape}")
-        _require(other["dtype"].replace("_", "") in tensor.dtype.replace("_", ""), f"{name!r}: {other['dtype']}")
-        _require(bytes(other["data"]) == contents[name], f"{name!r}: other bytes than the safetensors library's")
-    missing = set(stored) - set(checkpoint.tensors)
-    _require(not missing, f"{missing} are not there")
-
-
-def _compare_gguf(checkpoint: Checkpoint, path: Path, contents: Contents) -> None:
-    try:
-        with np.errstate(all="ignore"):
-            reader = gguf.GGUFReader(path)
-    except Exception:  # it raises whatever comes, and is no oracle then
-        return
-    content = path.read_bytes()
-    is_big = reader.byte_order == "S"
-    for stored in reader.tensors:
-        name = str(stored.name)
-        tensor = checkpoint.tensors.get(name)
-        _require(tensor is not None, f"{name!r} is not there")
-        if tensor is None or (path != checkpoint.files[0].path and "general.alignment" not in reader.fields):
-            continue  # another alignment may be the right one
-        begin, nbytes = int(stored.data_offset), int(stored.n_bytes)
-        _require(nbytes == tensor.nbytes, f"{name!r}: {nbytes} bytes, not {tensor.nbytes}")
-        _require(begin == tensor.offset or not nbytes, f"{name!r}: begins at {begin}, not {tensor.offset}")
-        raw = content[begin : begin + nbytes]
-        if is_big:
-            if tensor.ggml_type or tensor.dtype == "BF16":
-                continue
-            width = DTYPES[tensor.dtype].bits // 8
-            raw = np.frombuffer(raw, np.uint8).reshape(-1, width)[:, ::-1].tobytes()
-        _require(raw == contents[name], f"{name!r}: other bytes than the gguf package's")
-
-
-def _compare_ftw(checkpoint: Checkpoint, contents: Contents) -> None:
-    index = json.loads((checkpoint.folder / "freetoken_weight.json").read_bytes())
-    region = b"".join((checkpoint.folder / shard["file"]).read_bytes() for shard in index["shards"])
-    for entry in index["tensors"]:
-        begin = int(entry["global_off"])
-        stored = region[begin : begin + int(entry["nbytes"])]
-        _require(stored == contents[entry["name"]], f"{entry['name']!r}: other bytes than the region's")
-
-
-# --- verdicts and conversions -----------------------------------------------------------------------------------------
-
-
 def _check_verdict(checkpoint: Checkpoint, verdict: Verdict) -> None:
     table = verdict.token_embedding
     for one in verdict.tables:
-        _require(one.eligible == (one.reason == "ok"), f"{one.name!r}: eligible, and {one.reason}")
-        _require(not (one.eligible and one.unreadable), f"{one.name!r}: eligible, and unreadable: {one.unreadable}")
+        require(one.eligible == (one.reason == "ok"), f"{one.name!r}: eligible, and {one.reason}")
+        require(not (one.eligible and one.unreadable), f"{one.name!r}: eligible, and unreadable: {one.unreadable}")
         if one.eligible:
-            _require(bool(one.rows and one.columns and one.nbytes), f"{one.name!r}: eligible, and empty")
-    if not table.eligible or not checkpoint.config.is_gguf:
+            require(bool(one.rows and one.columns and one.nbytes), f"{one.name!r}: eligible, and empty")
+            _check_size(checkpoint, one)
+    if not table.eligible:
+        return
+    if not checkpoint.config.is_gguf:
+        is_claimed = checkpoint.config.tie_flag and checkpoint.config.model_type == "llama"
+        is_model = any(word in (checkpoint.config.architecture or "") for word in ("CausalLM", "LMHead"))
+        has_head = any("head" in name or name.startswith(_HEADS) for name in checkpoint.tensors)
+        require(has_head or not is_model, f"{table.name!r}: eligible, though no head is stored")
+        require(not (is_model and is_claimed), f"{table.name!r}: eligible, though config.json claims a tie")
         return
     has_head = checkpoint.config.has_output_weight or any(name.startswith(_HEADS) for name in checkpoint.tensors)
     is_encoder = checkpoint.config.architecture in _ENCODERS
-    _require(bool(has_head or is_encoder), f"{table.name!r}: eligible, though no head is stored")
+    require(bool(has_head or is_encoder), f"{table.name!r}: eligible, though no head is stored")
 
 
-_HEADS = ("output.", "lm_head.", "head.", "model.lm_head", "language_model.lm_head")
+def _check_size(checkpoint: Checkpoint, table: TableVerdict) -> None:
+    """Check rows and columns of a table against what the headers say; packed rows of FreeToken's say nothing there."""
+    tensors = [checkpoint.tensors[name] for name in table.tensors]
+    shapes = [tensor.logical_shape or tensor.shape for tensor in tensors]
+    told = sum(shape[0] for shape in shapes), shapes[0][-1]
+    is_told = table.dtype not in PACKED_TYPES or tensors[0].logical_shape is not None
+    require(not is_told or told == (table.rows, table.columns), f"{table.name!r}: {table.rows} rows, not {told[0]}")
 
 
 def _check_conversion(checkpoint: Checkpoint, path: Path, scratch: Path, verdict: Verdict, contents: Contents) -> None:
     try:
         ftw.verify(path)
     except ftw.FtwError as error:
-        _check_message(error)
+        check_message(error)
     choice = len(contents) + sum(map(len, contents.values()))
     embed, limit = _EMBEDS[choice % 3], _SHARD_LIMITS[choice // 3 % 3]
     target = scratch / "out"
     try:
         ftw.convert(path, target, embed=embed, shard_limit=limit)
     except ftw.NotEligibleError as error:
-        _check_message(error)
-        _require(embed == "host" and not verdict.token_embedding.eligible, f"not converted, though eligible: {error}")
+        check_message(error)
+        require(embed == "host" and not verdict.token_embedding.eligible, f"not converted, though eligible: {error}")
         return
     except ftw.FtwError as error:
-        _check_message(error)
-        _require(not target.exists(), "a failed conversion left its target")
+        check_message(error)
+        require(not target.exists(), "a failed conversion left its target")
         return
     result = ftw.verify(target, against=path)
-    _require(result.is_ok, f"what was written does not verify: {result.problems}")
+    require(result.is_ok, f"what was written does not verify: {result.problems}")
     with ftw.open_checkpoint(target) as made:
-        _require(_read(made) == contents, "what was written has other bytes")
-        _compare(made, contents)
+        require(read_contents(made) == contents, "what was written has other bytes")
+        compare_contents(made, contents)
         # Under names that are not a GGUF's own an FTW has tables, where the GGUF itself has none.
         if verdict.token_embedding.name or checkpoint.format != "gguf":
             _compare_verdicts(verdict, ftw.inspect(made).verdict)
-        _check_load(target, "auto", contents)
+        check_load(target, "auto", contents)
 
 
 def _compare_verdicts(before: Verdict, after: Verdict) -> None:
@@ -291,78 +196,8 @@ def _compare_verdicts(before: Verdict, after: Verdict) -> None:
         first, *others = (tuple(getattr(table, key) for key in keys) for table in verdict.tables)
         return [first, *sorted(others, key=repr)]
 
-    _require(told(before) == told(after), f"judged {told(before)}, converted {told(after)}")
-    _require(before.tied == after.tied, f"tied is {before.tied}, converted {after.tied}")
-
-
-# --- loading and looking up -------------------------------------------------------------------------------------------
-
-
-def _check_load(path: Path, embed: str, contents: Contents) -> None:
-    try:
-        model = ftw.load(path, embed=embed, device="cpu")
-    except ftw.NotEligibleError as error:
-        _check_message(error)
-        _require(embed == "host", f"embed={embed!r} is refused: {error}")
-        return
-    except ftw.FtwError as error:
-        _check_message(error)
-        return
-    with model:
-        tables = {table.name: table for table in model.verdict.tables}
-        is_moved = model.verdict.token_embedding.name in model.tables
-        _require(is_moved == (embed != "gpu" and model.verdict.token_embedding.eligible), "moved, or not, against it")
-        for name, embedding in model.tables.items():
-            _compare_rows(embedding, tables[name], contents)
-        if not is_moved:
-            with contextlib.suppress(ftw.NotEligibleError, ftw.CheckpointError):
-                _compare_rows(model.embedding, model.verdict.token_embedding, contents)
-        try:
-            for name, weight in model.weights():
-                _require(_bytes_of(weight) == contents[name], f"{name!r}: weight of other bytes")
-        except ftw.CheckpointError as error:
-            _check_message(error)  # a dtype that torch has not
-
-
-def _compare_rows(embedding: Any, table: TableVerdict, contents: Contents) -> None:
-    wanted = _rows(table, contents)
-    rows = len(wanted)
-    ids = torch.tensor([[0, rows - 1, rows // 2, 0], [-1, rows, rows + 1, -rows], [1, 2**31, -(2**31), 2**62]])
-    found = embedding(ids)
-    _require(found.shape == (3, 4, wanted.shape[1]), f"{table.name!r}: rows of shape {tuple(found.shape)}")
-    for number, row in zip(ids.reshape(-1).tolist(), found.reshape(12, -1), strict=True):
-        expected = wanted[number] if 0 <= number < rows else torch.zeros_like(wanted[0])
-        same = _is_same(row, expected.to(row.dtype))
-        _require(same, f"{table.name!r}: row {number} is {row[:8].tolist()}, not {expected[:8].tolist()}")
-
-
-def _rows(table: TableVerdict, contents: Contents) -> torch.Tensor:
-    """Return all rows of a table, without the padding after them, made from its bytes."""
-    data = bytearray(b"".join(contents[name] for name in table.tensors))
-    if table.dtype not in PACKED_TYPES:
-        dtype = getattr(torch, str(DTYPES[table.dtype].torch_name))
-        return torch.frombuffer(data, dtype=dtype).reshape(-1, table.columns or 1)[: table.rows]
-    kind = GGMLQuantizationType[table.dtype]
-    block_size, type_size = gguf.GGML_QUANT_SIZES[kind]
-    blocks = np.frombuffer(data, np.uint8).reshape(-1, (table.columns or 1) // block_size * type_size)[: table.rows]
-    with np.errstate(all="ignore"):
-        return torch.from_numpy(np.ascontiguousarray(quants.dequantize(blocks, kind), np.float32))
-
-
-def _is_same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Compare bit by bit; only which NaN a NaN is may differ."""
-    if found.dtype != wanted.dtype:
-        return False
-    is_nan = (found.double().isnan() & wanted.double().isnan()).unsqueeze(-1)
-    same = found.contiguous().view(torch.uint8) == wanted.contiguous().view(torch.uint8)
-    return bool((same.reshape(len(found), -1) | is_nan).all())
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
-# --- the command line -------------------------------------------------------------------------------------------------
+    require(told(before) == told(after), f"judged {told(before)}, converted {told(after)}")
+    require(before.tied == after.tied, f"tied is {before.tied}, converted {after.tied}")
 
 
 def _check_command_line(path: Path) -> None:
@@ -371,8 +206,8 @@ def _check_command_line(path: Path) -> None:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = main(arguments)
-        _require(status in _EXIT_CODES, f"{arguments[0]} ends with {status}")
-        _require("Traceback" not in err.getvalue(), f"{arguments[0]} prints a traceback")
+        require(status in _EXIT_CODES, f"{arguments[0]} ends with {status}")
+        require("Traceback" not in err.getvalue(), f"{arguments[0]} prints a traceback")
         if status == 0 and "--json" in arguments:
             json.loads(out.getvalue())
 

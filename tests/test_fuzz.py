@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz import oracle
+from fuzz import looked_up, oracle
 from fuzz.choosing import choose
 from fuzz.seeds import FORMATS, seed_names
 
@@ -22,11 +22,11 @@ def test_intact_seed_goes_all_the_way(name: str) -> None:
 
 
 @pytest.mark.parametrize("checkpoint_format", FORMATS)
-@settings(max_examples=120, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_mutated_checkpoint_gives_equal_results_or_an_error(checkpoint_format: str, data: st.DataObject) -> None:
     recipe = choose(lambda count: data.draw(st.integers(0, count - 1)), checkpoint_format)
-    oracle.run(recipe)
+    oracle.run(recipe, level=data.draw(st.sampled_from((0, 2, 2, 3))))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe['seed']}-{recipe['outcome']}")
@@ -35,8 +35,8 @@ def test_recipe_that_fuzzing_found_ends_as_before(recipe: dict[str, Any]) -> Non
 
 
 def test_oracle_tells_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = oracle._rows
-    monkeypatch.setattr(oracle, "_rows", lambda table, contents: rows(table, contents).roll(1, 0))
+    rows = looked_up._rows
+    monkeypatch.setattr(looked_up, "_rows", lambda table, contents: rows(table, contents).roll(1, 0))
     with pytest.raises(oracle.FindingError, match=r"row 0 is"):
         oracle.run({"seed": "gguf", "steps": []})
 
