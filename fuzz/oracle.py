@@ -119,12 +119,13 @@ def _limits() -> Iterator[None]:
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+    timer = signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # of the test, which has a limit of its own
     growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     if growth > MAX_GROWTH_NBYTES:
         raise FindingError(f"memory grew by {growth} bytes")
