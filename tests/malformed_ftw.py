@@ -33,6 +33,14 @@ def write_golden(folder: Path) -> Path:
     return folder
 
 
+def nested(levels: int) -> list[Any]:
+    """Return lists in lists."""
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 HUGE = 10**4299 // 4096 * 4096
 
 # (what to change: () for the index itself, ("tensors", n) or ("shards", n) for an entry), (new values), problem
@@ -106,6 +114,14 @@ VARIANTS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "tensor_offset_past_region": (("tensors", 0), {"global_off": 1 << 60}, "one: begins at 1152921504606846976, the"),
     "tensor_offset_huge": (("tensors", 0), {"global_off": HUGE}, "one: begins at .*, the shards hold 12288"),
     "empty_tensor_past_region": (("tensors", 1), {"global_off": 16384}, "none: begins at 16384, the shards hold 12288"),
+    "tensor_shape_of_65": (("tensors", 2), {"shape": [1] * 65}, "wide: shape has 65 dimensions, at most 64"),
+    "tensor_nested_deeply": (("tensors", 2), {"x": nested(200)}, "json: is nested too deeply, at most 128 levels"),
+    "key_nested_deeply": ((), {"x": nested(200)}, "json: is nested too deeply, at most 128 levels are allowed"),
+    "keys_of_3_mib": (
+        (),
+        {"x": "x" * (3 << 20)},
+        "json: holds more than 2097152 characters beside tensors and shards",
+    ),
     "logical_shape_text": (("tensors", 2), {"logical_shape": "x"}, "wide: logical_shape is .*, a list of non-"),
     "logical_shape_negative": (("tensors", 2), {"logical_shape": [-1]}, "wide: logical_shape is .*, a list of non-"),
     "role_number": (("tensors", 2), {"role": 1}, "wide: role is 1, a string is needed"),

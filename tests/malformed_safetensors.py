@@ -63,6 +63,18 @@ HEADERS = {
     "10_metadata_not_str": (safetensors_bytes({"__metadata__": {"a\n": 1}}), r"__metadata__: 'a\\n' is a number"),
     "10_metadata_not_object": (safetensors_bytes({"__metadata__": []}), "__metadata__: is a list"),
     "10_entry_not_object": (safetensors_bytes({"t": [1]}), "t: is a list"),
+    "10_metadata_of_300000": (
+        safetensors_bytes(b'{"__metadata__":{' + b",".join(b'"%d":""' % number for number in range(300_000)) + b"}}"),
+        "__metadata__: has more than 262144 entries",
+    ),
+    "10_metadata_of_9_mib": (
+        safetensors_bytes({"__metadata__": {str(number): "x" * (3 << 20) for number in range(3)}}),
+        "__metadata__: is longer than 8388608 characters",
+    ),
+    "10_metadata_string_of_5_mib": (
+        safetensors_bytes({"__metadata__": {"x": "x" * (5 << 20)}}),
+        "header: holds more than 4194304 characters in one value",
+    ),
     "11_dtype_unknown": (_entry(dtype="F33"), "t: dtype is 'F33', allowed are BOOL, "),
     "11_dtype_lower_case": (_entry(dtype="f32"), "t: dtype is 'f32'"),
     "11_dtype_missing": (_entry(dtype=...), "t: dtype is None"),

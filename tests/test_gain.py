@@ -407,7 +407,10 @@ NGRAM = "model.language_model.layers.61.ple.ple_embedding.ngram_embedding"
 
 @pytest.mark.parametrize("parent", ["model", LONG], ids=["short", "long"])
 @pytest.mark.parametrize("reason", REASONS, ids=str)
-def test_table_fits_100_columns(capsys: Any, tmp_path: Path, reason: str, parent: str) -> None:
+def test_table_fits_100_columns(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, parent: str
+) -> None:
+    monkeypatch.setattr("ftw.cli.output._WIDTH_OF_FILES", 100)  # as a terminal of so many columns
     stored, config = REASONS[reason]
     tensors = {name.replace("model.embed_tokens", f"{parent}.embed_tokens"): stored[name] for name in stored}
     tensors |= {f"{NGRAM}.shard_{number}.weight": torch.ones(9, 8).to(torch.float8_e4m3fn) for number in range(12)}
@@ -427,7 +430,8 @@ def test_table_fits_100_columns(capsys: Any, tmp_path: Path, reason: str, parent
         assert f"{table.name}: {table.reason}, {table.detail}" in out.splitlines()
 
 
-def test_table_of_huge_numbers_fits_100_columns(capsys: Any, tmp_path: Path) -> None:
+def test_table_of_huge_numbers_fits_100_columns(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftw.cli.output._WIDTH_OF_FILES", 100)  # as a terminal of so many columns
     from builders import safetensors_bytes, tensor_entry
 
     rows, columns = 320_001_536, 160

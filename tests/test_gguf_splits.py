@@ -230,3 +230,11 @@ def test_lone_shard_of_many_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "m-99999-of-99999.gguf").write_bytes(gguf_bytes())
     with pytest.raises(CheckpointError, match="shard 1 of 99999: is missing"):
         GgufReader(tmp_path)
+
+
+def test_shards_with_too_many_tensors_in_all_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write_set(tmp_path)
+    monkeypatch.setattr("ftw.readers.gguf.MAX_TENSORS", 2)
+    with pytest.raises(CheckpointError, match="the number of tensors is 3 up to this shard, at most 2") as caught:
+        GgufReader(tmp_path)
+    assert_names_file(caught.value, paths[2])

@@ -141,3 +141,10 @@ def test_count_is_a_non_negative_integer(value: object, expected: bool) -> None:
 def test_shown_value_is_short_and_on_one_line(value: object, expected: str) -> None:
     assert shown(value) == expected
     assert len(expected) <= 80
+
+
+def test_value_that_is_nested_too_deeply_to_be_shown_is_described() -> None:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    assert shown(value) == "a deeply nested list"

@@ -278,3 +278,14 @@ def test_host_memory_is_aligned_zeroed_and_no_longer_than_its_pages(nbytes: int)
 )
 def test_align_up_rounds_to_the_next_multiple(nbytes: int, expected: int) -> None:
     assert align_up(nbytes, 4096) == expected
+
+
+def test_file_that_may_not_be_looked_at_is_an_error_of_the_operating_system(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        WeightFile(small)
