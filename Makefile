@@ -8,7 +8,7 @@ BIN     = $(VENV)/bin
 FORMAT  ?= gguf
 SECONDS ?= 600
 
-.PHONY: demo test check lint types fix fuzz clean
+.PHONY: demo test check coverage lint types fix fuzz clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ftw demo
@@ -24,6 +24,10 @@ lint: $(VENV)/.installed-dev
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+
+# Of the readers and the verdict, by line and branch; fails below 95 %.
+coverage: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term $(PYTEST_ARGS)
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
