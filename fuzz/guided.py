@@ -13,6 +13,7 @@ import faulthandler
 import json
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
@@ -59,6 +60,7 @@ class Driver:
         recipe = choose(lambda count: provider.ConsumeIntInRange(0, count - 1), self._format)
         choice = zlib.crc32(data)
         level = 3 if choice % _PER_COMMAND == 0 else 2 if choice % _PER_LOAD == 0 else 0
+        signal.setitimer(signal.ITIMER_REAL, 0)  # libFuzzer's own alarm would end the process; the oracle has one
         faulthandler.dump_traceback_later(_MAX_STALL, exit=True)
         try:
             self._outcomes[oracle.run(recipe, level=level).kind] += 1
