@@ -11,8 +11,9 @@ from ftw.placement import MOVED_ROLES, Embed
 from ftw.readers.ftw import ALIGNMENT
 from ftw.sizes import format_size, parse_size
 
-from .output import print_json, print_line, print_warning
+from .output import print_error, print_json, print_line, print_warning
 from .progress import ProgressOption, show_progress
+from .status import DONE, FAILED
 
 
 def _parse_shard_size(text: str) -> int:
@@ -49,7 +50,7 @@ def convert_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     progress: ProgressOption = "bar",
-) -> None:
+) -> int:
     """Convert a checkpoint to FTW; bytes move unchanged, and every tensor gets a checksum."""
     with show_progress("convert", progress) as update:
         result = convert(
@@ -69,6 +70,10 @@ def convert_command(
         print_json(result.to_dict())
     else:
         _print_result(result, embed, dry_run)
+    if dry_run and result.needed_nbytes > result.free_nbytes:
+        print_error(f"{target}: target: needs {result.needed_nbytes} bytes, {result.free_nbytes} are free on its disk")
+        return FAILED
+    return DONE
 
 
 def _print_result(result: ConversionResult, embed: str, dry_run: bool) -> None:

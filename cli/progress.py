@@ -70,6 +70,7 @@ class _JsonProgress:
         self._command = command
         self._now: tuple[int, int | None] = (0, None)
         self._samples: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
+        self._is_heard = True
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ftw-progress", daemon=True)
 
@@ -91,6 +92,8 @@ class _JsonProgress:
             self._print()
 
     def _print(self) -> None:
+        if not self._is_heard:
+            return
         done, total = self._now
         self._samples.append((time.monotonic(), done))
         seconds = self._samples[-1][0] - self._samples[0][0]
@@ -104,4 +107,8 @@ class _JsonProgress:
             "bytes_per_second": round(rate),
             "eta_seconds": None if eta is None else round(eta, 1),
         }
-        print(json.dumps(value), file=sys.stderr, flush=True)
+        try:
+            sys.stderr.write(json.dumps(value) + "\n")  # by one call, or a warning might fall in between
+            sys.stderr.flush()
+        except OSError:  # who supervised has left, which is no reason to fail
+            self._is_heard = False

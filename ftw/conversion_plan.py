@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from ftw.errors import CheckpointError
 from ftw.index_file import iter_index_without_checksums
 from ftw.layout import Layout, plan_layout
 from ftw.placement import Placement, plan_placement
+from ftw.readers._ftw_index import MAX_OTHERS
 from ftw.strict_json import MAX_NBYTES
 from ftw.verdict import judge
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ftw.tensors import TensorInfo
     from ftw.verdict import TableVerdict
 
+_MAX_LEFT_OUT = 1000  # entries of the index, which a reader takes up to a bound
 _SIDE_FILES = "the tensors of its side files go into the region, where FreeToken's own server does not look for them"
 # Index keys that the writer sets itself, or that would tell of the source; a source FTW's other keys are carried over.
 _OWN_INDEX_KEYS = frozenset(
@@ -103,7 +106,7 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
         found = f"{len(layout.tensors)} of them would take an index of {nbytes} bytes"
         raise CheckpointError(checkpoint.folder, "tensors", f"{found}, at most {MAX_NBYTES} are allowed")
     for file in checkpoint.files:
-        hasher.update(repr((file.path.name, file.nbytes, file.identity.mtime_ns)).encode())
+        hasher.update(_state_of(file.path))
     return ConversionPlan(
         layout=layout,
         placement=placement,
@@ -112,20 +115,42 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
         metadata_files=files,
         derived_files=derived,
         left_out=left_out,
-        warnings=(
-            *verdict.warnings,
-            *([_SIDE_FILES] if checkpoint.format == "ftw" and checkpoint.metadata.get("side_files") else ()),
-        ),
+        warnings=(*verdict.warnings, *_warnings(checkpoint, layout, left_out)),
         index_extra=extra,
         index_nbytes=nbytes,
         digest=hasher.hexdigest(),
     )
 
 
+def _state_of(path: Path) -> bytes:
+    """Return what tells a file's content from any other's, as far as the file system tells.
+
+    Equal times alone tell nothing: archives and package managers set them.
+    """
+    status = path.stat()
+    return repr((path.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)).encode()
+
+
 def needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
     """Return the bytes that a conversion of the checkpoint in a folder will write."""
     copied = sum((folder / path).stat().st_size for path in plan.metadata_files)
     return plan.layout.total_bytes + plan.index_nbytes + copied + sum(file.nbytes for file in plan.derived_files)
+
+
+def _warnings(checkpoint: Checkpoint, layout: Layout, left_out: tuple[LeftOut, ...]) -> list[str]:
+    """Return what a user might not expect of the conversion; the verdict has warnings of its own."""
+    found: list[str] = []
+    if checkpoint.format == "ftw" and checkpoint.metadata.get("side_files"):
+        found.append(_SIDE_FILES)
+    on_host = {tensor.name for tensor in layout.tensors if tensor.placement == "host"}
+    dropped = [
+        name for name, tensor in checkpoint.tensors.items() if tensor.placement == "host" and name not in on_host
+    ]
+    if dropped:
+        found.append(f"{', '.join(dropped)}: laid out for host memory, and now not any more; --embed host keeps that")
+    if any(entry.name == "config.json" for entry in left_out):
+        found.append("its config.json is left out, so the FTW has none")
+    return found
 
 
 def _metadata_names(files: tuple[Path, ...], derived: tuple[DerivedFile, ...]) -> list[str]:
@@ -151,12 +176,16 @@ def _index_extra(
     if checkpoint.format == "ftw":
         carried = {key: value for key, value in checkpoint.metadata.items() if key not in _OWN_INDEX_KEYS}
     name = checkpoint.folder.resolve().name if os.path.exists(checkpoint.source) else checkpoint.source
+    own = checkpoint.metadata.get("ftw") if checkpoint.format == "ftw" else None
+    decoded_before = own.get("decoded") if isinstance(own, dict) else None
+    decoded = [{"name": name, "from": list(parts)} for name, parts in checkpoint.decoded.items()]
     optional = {
         "derived": [_derived_entry(file) for file in derived],
-        "decoded": [{"name": name, "from": list(parts)} for name, parts in checkpoint.decoded.items()],
-        "left_out": [{"name": _unicode(name), "reason": _unicode(reason)} for name, reason in left_out],
+        "decoded": [*(decoded_before if isinstance(decoded_before, list) else []), *decoded],
+        "left_out": [{"name": _unicode(name), "reason": _unicode(reason)} for name, reason in left_out[:_MAX_LEFT_OUT]],
+        "num_left_out": len(left_out),
     }
-    return {
+    extra = {
         **carried,
         "source_model_path": _unicode(name),
         "copied_metadata": [_unicode(name) for name in metadata_names],
@@ -173,6 +202,10 @@ def _index_extra(
             },
         },
     }
+    if len(json.dumps(extra)) > MAX_OTHERS:
+        problem = f"what it would say beside its lists takes more than {MAX_OTHERS} characters, which no reader takes"
+        raise CheckpointError(checkpoint.source, "index", problem)
+    return extra
 
 
 def _derived_entry(file: DerivedFile) -> dict[str, Any]:

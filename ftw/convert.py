@@ -6,6 +6,7 @@ from (`ftw.part`). Memory is three buffers of 32 MiB, 4 MiB for each thread that
 
 from __future__ import annotations
 
+import filecmp
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +26,13 @@ from ftw.target import (
     check_free_space,
     check_target,
     clear_staging_folder,
+    free_nbytes,
     parent_folders,
     publish,
+    restore_target,
     staging_folder,
 )
+from ftw.verify import verify
 from ftw.writer import FtwWriter
 
 if TYPE_CHECKING:
@@ -48,6 +52,8 @@ class ConversionResult:
         target: As it was given.
         format: Of the source.
         plan: All that was decided.
+        needed_nbytes: Bytes of all that is written.
+        free_nbytes: What was free on the target's disk before.
         resumed_nbytes: Bytes of tensors that an earlier conversion had written, and this one found right.
         was_complete: Whether the target was there already, so that nothing was written.
     """
@@ -56,6 +62,8 @@ class ConversionResult:
     target: str
     format: str
     plan: ConversionPlan
+    needed_nbytes: int
+    free_nbytes: int
     resumed_nbytes: int = 0
     was_complete: bool = False
 
@@ -71,6 +79,9 @@ class ConversionResult:
             "nbytes": sum(tensor.nbytes for tensor in layout.tensors),
             "total_bytes": layout.total_bytes,
             "resumed_bytes": self.resumed_nbytes,
+            "was_complete": self.was_complete,
+            "needed_bytes": self.needed_nbytes,
+            "free_bytes": self.free_nbytes,
             "shards": [{"file": shard.name, "nbytes": shard.nbytes} for shard in layout.shards],
             "embed": {
                 "placement": placement.placement,
@@ -115,9 +126,10 @@ def convert(
         embed: "host" lays the lookup tables out for host memory, "auto" does so where it is allowed, "gpu" does not.
         shard_limit: The most bytes of one shard, a multiple of 4096.
         overwrite: Replace an existing FTW folder; it stays as it is until the new one is complete.
-        resume: Go on from the tensors that an interrupted conversion has written, once they are found right; do nothing
-            where the target is what this very conversion would make. Without either, begin anew.
-        dry_run: Plan and check, write nothing.
+        resume: Go on from the tensors that an interrupted conversion has written, once they are found right. Where the
+            target is there, compare it with the source, and do nothing if it is what this conversion would make.
+        dry_run: Plan and check, write nothing; what `resume` would keep is not looked at, and whether the disk has room
+            is told by the result.
         decode_df11: Decode lookup tables that are stored as DF11 to bfloat16.
         progress: Called with the bytes done and all bytes, after each piece of at most 32 MiB.
 
@@ -136,7 +148,9 @@ def convert(
     destination = Path(os.path.realpath(target))  # of a link: what it points to is made or replaced
     with open_checkpoint(source, decode_df11=decode_df11) as checkpoint:
         plan = plan_conversion(checkpoint, embed, shard_limit)
-        result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan)
+        needed = needed_nbytes(plan, checkpoint.folder)
+        room = needed, free_nbytes(destination)
+        result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, *room)
         nbytes = sum(tensor.nbytes for tensor in plan.layout.tensors)
         may_write = partial(
             check_target,
@@ -145,22 +159,23 @@ def convert(
             is_whole_folder=checkpoint.path.is_dir(),
             overwrite=overwrite,
         )
-        if resume and not dry_run and _is_complete(destination, plan, checkpoint):
+        report = _Progress(nbytes, progress)
+        if not dry_run:
+            restore_target(destination)
+        if resume and not dry_run and _is_complete(destination, plan, checkpoint, progress):
             clear_staging_folder(destination)
             remove_journal(destination)
             return result(nbytes, was_complete=True)
         may_write()
         if dry_run:
-            check_free_space(destination, needed_nbytes(plan, checkpoint.folder))
             return result()
-        report = _Progress(nbytes, progress)
         with parent_folders(destination), staging_folder(destination) as staging:
             checksums = _keep_part(staging, destination, plan, report) if resume else []
             if not checksums:
                 clear_folder(staging)
             resumed = report.done
             kept = plan.layout.start_of(len(checksums))
-            check_free_space(destination, needed_nbytes(plan, checkpoint.folder) - kept)
+            check_free_space(destination, needed - kept)
             with Journal(staging, plan.digest, checksums) as journal:
                 _write(checkpoint, plan, staging, checksums, journal, report)
             may_write()  # once more: writing may have taken an hour
@@ -183,21 +198,35 @@ class _Progress:
             self._tell(self.done, self._total)
 
 
-def _is_complete(target: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
-    """Tell whether the target is what this conversion would make, made since the source was last written."""
-    index = target / INDEX_NAME
-    if not index.is_file():
-        return False
-    newest = max((file.identity.mtime_ns for file in checkpoint.files), default=0)
-    if index.stat().st_mtime_ns < newest or index.stat().st_size != plan.index_nbytes:
+def _is_complete(
+    target: Path, plan: ConversionPlan, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None
+) -> bool:
+    """Tell whether the target is what this conversion would make: every byte of it, as it is now."""
+    if not _has_index(target / INDEX_NAME, plan) or not _has_metadata(target, plan, checkpoint):
         return False
     try:
-        tensors = FtwReader(target).tensors
+        return verify(target, against=checkpoint, progress=progress).is_ok
+    except FtwError:
+        return False
+
+
+def _has_index(path: Path, plan: ConversionPlan) -> bool:
+    """Tell whether an index is that of a plan, with whatever checksums."""
+    if not path.is_file() or path.stat().st_size != plan.index_nbytes:
+        return False
+    try:
+        tensors = FtwReader(path.parent).tensors
         checksums = [tensors[tensor.name].xxh3_64 or "" for tensor in plan.layout.tensors]
     except (FtwError, KeyError):
         return False
-    with index.open("rb") as file:
+    with path.open("rb") as file:
         return all(file.read(len(piece)) == piece for piece in iter_index(plan.layout, checksums, plan.index_extra))
+
+
+def _has_metadata(target: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
+    """Tell whether what lies beside the weights is what lies beside the source's; derived files have checksums."""
+    pairs = ((target / name, checkpoint.folder / name) for name in plan.metadata_files)
+    return all(own.is_file() and filecmp.cmp(own, other, shallow=False) for own, other in pairs)
 
 
 def _keep_part(staging: Path, target: Path, plan: ConversionPlan, progress: Callable[[int], None]) -> list[str]:
@@ -205,8 +234,10 @@ def _keep_part(staging: Path, target: Path, plan: ConversionPlan, progress: Call
     if not has_part(staging):
         return []
     if not is_part_of(staging, plan.digest):
-        found = f"what {printable(str(staging))} holds was begun from another state of the source or by other options"
-        raise OutputError(f"{printable(str(target))}: target: {found}; without --resume the conversion begins anew")
+        found = (
+            f"{printable(str(staging))} was begun from another state of the source, by other options or another release"
+        )
+        raise OutputError(f"{printable(str(target))}: target: {found}; without --resume it is begun anew")
     return keep_part(staging, plan.layout, progress)
 
 

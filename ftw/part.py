@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ftw.layout import Layout, Run
 
 _RUN_NBYTES = 16 << 20
+_PLAN = b"plan "
 _CHECKSUM = re.compile(rb"[0-9a-f]{16}\n")
 
 
@@ -73,11 +74,11 @@ def remove_journal(folder: Path) -> None:
 
 def has_part(folder: Path) -> bool:
     """Tell whether a folder holds at least one tensor that a conversion could go on after."""
-    try:
-        with (folder / JOURNAL_NAME).open("rb") as file:
-            return _CHECKSUM.fullmatch(file.readlines(256)[1]) is not None
-    except (OSError, IndexError):
+    path = folder / JOURNAL_NAME
+    if path.is_symlink() or not path.is_file():
         return False
+    with path.open("rb") as file:
+        return file.readline(256).startswith(_PLAN) and _CHECKSUM.fullmatch(file.readline(256)) is not None
 
 
 def is_part_of(folder: Path, digest: str) -> bool:
@@ -99,10 +100,10 @@ def keep_part(folder: Path, layout: Layout, progress: Callable[[int], None]) -> 
     wanted = [line[:-1].decode() for line in takewhile(_CHECKSUM.fullmatch, lines)]
     kept = _check_tensors(folder, layout, wanted, progress)
     end = layout.start_of(len(kept))
-    names = {shard.name for shard in layout.shards if shard.offset < end}
-    clear_folder(folder, but=names | {JOURNAL_NAME})
-    for name in names:
-        _fsync(folder / name)
+    shards = [shard for shard in layout.shards if shard.offset < end]
+    clear_folder(folder, but={JOURNAL_NAME, *(shard.name for shard in shards)})
+    for shard in shards:
+        _cut(folder / shard.name, min(shard.nbytes, end - shard.offset))
     return kept
 
 
@@ -118,7 +119,7 @@ def clear_folder(folder: Path, *, but: set[str] | frozenset[str] = frozenset()) 
 
 
 def _first_line(digest: str) -> bytes:
-    return b"plan %s\n" % digest.encode()
+    return _PLAN + digest.encode() + b"\n"
 
 
 def _lines(checksums: Sequence[str]) -> bytes:
@@ -162,9 +163,12 @@ def _read_run(path: Path, run: Run, view: memoryview) -> int:
     return held
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _cut(path: Path, nbytes: int) -> None:
+    """Drop what a shard holds beyond its first bytes, and make those last."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
+        if os.fstat(descriptor).st_size > nbytes:
+            os.ftruncate(descriptor, nbytes)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

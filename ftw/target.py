@@ -14,6 +14,7 @@ import fcntl
 import logging
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ftw")
 _KEPT = "%s: target: what was written is kept in %s; --resume (resume=True) goes on from it"
+_NOT_REMOVED = "%s: folder: is not needed any more, and cannot be removed: %s"
+_MAX_NAME_NBYTES = 255  # of a file, by Linux
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2), Linux 3.15
 
 
@@ -43,6 +46,12 @@ def check_target(target: Path, *, source: Path, is_whole_folder: bool, overwrite
         OutputError: It may not.
     """
     name = printable(str(target))
+    if target.is_symlink():  # although links have been followed
+        raise OutputError(f"{name}: target: is a link that leads back to itself, the name of a folder is needed")
+    if len(os.fsencode(_staging_of(target).name)) > _MAX_NAME_NBYTES:
+        most = _MAX_NAME_NBYTES - len(_staging_of(Path("")).name)
+        found = f"its name has {len(os.fsencode(target.name))} bytes"
+        raise OutputError(f"{name}: target: {found}, at most {most} are allowed, since it has another one meanwhile")
     lies_inside = source in target.parents and is_whole_folder
     if target == source or lies_inside or target in source.parents:
         raise OutputError(f"{name}: target: and the source {printable(str(source))} lie in one another, none may")
@@ -59,13 +68,18 @@ def check_target(target: Path, *, source: Path, is_whole_folder: bool, overwrite
             raise OutputError(f"{name}: target: is not an FTW folder; --overwrite replaces nothing else")
 
 
+def free_nbytes(target: Path) -> int:
+    """Return what is free on the disk that the target, or the nearest folder above it, lies on."""
+    return shutil.disk_usage(next(folder for folder in target.parents if folder.exists())).free
+
+
 def check_free_space(target: Path, needed: int) -> None:
-    """Check that `needed` bytes fit on the disk that the target, or the nearest folder above it, lies on.
+    """Check that `needed` bytes fit on the target's disk.
 
     Raises:
         OutputError: They do not.
     """
-    free = shutil.disk_usage(next(folder for folder in target.parents if folder.exists())).free
+    free = free_nbytes(target)
     if needed > free:
         raise OutputError(f"{printable(str(target))}: target: needs {needed} bytes, {free} are free on its disk")
 
@@ -76,6 +90,8 @@ def parent_folders(target: Path) -> Iterator[None]:
     made = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
+        for folder in made:
+            fsync_folder(folder.parent)
         yield
     except BaseException:
         with contextlib.suppress(OSError):  # one that is not empty any more, and those above it
@@ -94,12 +110,8 @@ def staging_folder(target: Path) -> Iterator[Path]:
     Raises:
         OutputError: Another conversion is writing the target.
     """
-    staging = _staging_of(target)
-    staging.mkdir(exist_ok=True)
-    lock = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    is_of_use = False
-    try:
-        _lock(lock, staging, target)
+    staging, is_of_use = _staging_of(target), False
+    with _locked(staging, target) as lock:
         try:
             yield staging
         except BaseException as error:
@@ -108,11 +120,22 @@ def staging_folder(target: Path) -> Iterator[Path]:
         finally:
             if _is_still(lock, staging):  # otherwise it is published, and the name may be another conversion's by now
                 if is_of_use and has_part(staging):
-                    _log.warning(_KEPT, target, staging)
+                    _log.warning(_KEPT, printable(str(target)), printable(str(staging)))
                 else:
-                    shutil.rmtree(staging, ignore_errors=True)
-    finally:
-        os.close(lock)
+                    _remove(staging)
+
+
+def restore_target(target: Path) -> None:
+    """Give an old folder its name back that a conversion had put aside when it was killed.
+
+    Raises:
+        OutputError: Another conversion is writing the target.
+    """
+    if not target.exists() and (_aside_of(target) / INDEX_NAME).is_file():
+        with _locked(_staging_of(target), target):
+            _aside_of(target).rename(target)
+        with contextlib.suppress(OSError):  # it holds a part
+            _staging_of(target).rmdir()
 
 
 def clear_staging_folder(target: Path) -> None:
@@ -128,17 +151,42 @@ def clear_staging_folder(target: Path) -> None:
 
 def publish(staging: Path, target: Path) -> None:
     """Give the complete folder its name; an FTW of that name changes places with it at once, and is removed."""
-    aside = target.with_name(f".{target.name}.ftw-old")
     if target.exists() and any(target.iterdir()):
-        _replace(staging, target, aside)
+        _replace(staging, target, _aside_of(target))
     else:
         staging.rename(target)
     fsync_folder(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    _remove(_aside_of(target))
 
 
 def _staging_of(target: Path) -> Path:
-    return target.with_name(f".{target.name}.ftw-partial")
+    return target.parent / f".{target.name}.ftw-partial"
+
+
+def _aside_of(target: Path) -> Path:
+    return target.parent / f".{target.name}.ftw-old"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, if it is there; where that fails say so, since it takes room and a name."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        _log.warning(_NOT_REMOVED, printable(str(folder)), error.strerror)
+
+
+@contextlib.contextmanager
+def _locked(staging: Path, target: Path) -> Iterator[int]:
+    """Make the staging folder, unless there is one, and yield a descriptor that locks it."""
+    staging.mkdir(exist_ok=True)
+    descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _lock(descriptor, staging, target)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _lock(descriptor: int, staging: Path, target: Path) -> None:
@@ -163,14 +211,16 @@ def _is_still(descriptor: int, folder: Path) -> bool:
 def _replace(staging: Path, target: Path, aside: Path) -> None:
     old = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # It gets the staging folder's name, which no other conversion may then take over. Nobody can hold its lock but
-        # the conversion that has just published it.
-        fcntl.flock(old, fcntl.LOCK_EX)
+        # It gets the staging folder's name, which no other conversion may then take over: either this lock keeps them
+        # away, or that of whoever has it already.
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        staging.chmod(stat.S_IMODE(os.fstat(old).st_mode) | stat.S_IRWXU)
         if not _exchange(staging, target):
             _move_aside(staging, target, aside)
     finally:
         if _is_still(old, staging):
-            shutil.rmtree(staging, ignore_errors=True)
+            _remove(staging)
         os.close(old)
 
 
@@ -184,7 +234,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _move_aside(staging: Path, target: Path, aside: Path) -> None:
     """Replace the target by two renames; a kill between them leaves the old folder under the name `aside`."""
-    shutil.rmtree(aside, ignore_errors=True)
+    _remove(aside)
     target.rename(aside)
     try:
         staging.rename(target)

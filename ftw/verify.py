@@ -11,7 +11,8 @@ import xxhash
 from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
 from ftw.errors import CheckpointError
 from ftw.host_memory import HostMemory, align_up
-from ftw.readers.ftw import ALIGNMENT
+from ftw.readers.ftw import ALIGNMENT, FtwReader
+from ftw.source import resolve_source
 
 if TYPE_CHECKING:
     import os
@@ -56,50 +57,86 @@ class VerifyResult:
 def verify(
     path: str | os.PathLike[str],
     *,
-    against: str | os.PathLike[str] | None = None,
+    against: str | os.PathLike[str] | Checkpoint | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyResult:
     """Read every tensor of a checkpoint and check it.
 
     The layout is checked as it is opened; then checksums and, in an FTW, the zeros that fill up each tensor's last
-    block; with `against` the names, dtypes, shapes and bytes of the source too. Memory is two buffers of 16 MiB.
+    block, and that the files are there which the index says were copied; with `against` the names, dtypes, shapes and
+    bytes of the source too. Of an FTW whose shards are missing, or too long or short, every tensor is named that is
+    broken by it. Memory is two buffers of 16 MiB.
 
     Args:
         path: An FTW folder, or any checkpoint; other formats have no checksums and no padding to check.
-        against: The source that it was made from.
+        against: The source that it was made from; one that is open already is taken as it is, and left open.
         progress: Called with the bytes done and all bytes, after each piece of at most 16 MiB.
 
     Raises:
         SourceNotFoundError: There is no checkpoint of that name.
-        CheckpointError: The layout is broken.
+        CheckpointError: The index of an FTW, or any part of another format, is broken.
     """
     with contextlib.ExitStack() as stack:
-        checkpoint = stack.enter_context(open_checkpoint(path))
-        source = None
-        if against is not None:
-            source = stack.enter_context(open_checkpoint(against, decode_df11=_holds_decoded_tensors(checkpoint)))
+        checkpoint, problems = _open(path)
+        stack.enter_context(checkpoint)
+        source = against if against is None or isinstance(against, Checkpoint) else _open_source(against, checkpoint)
+        if source is not None and source is not against:
+            stack.enter_context(source)
         total, done, checksums, compared = checkpoint.nbytes, 0, 0, 0
-        problems = [] if source is None else _differences_of_names(checkpoint, source)
+        problems += _problems_of_index(checkpoint)
+        problems += [] if source is None else _differences_of_names(checkpoint, source)
         for tensor in checkpoint.tensors.values():
             original = source.tensors.get(tensor.name) if source is not None else None
             is_alike = original is not None and tensor.is_alike(original)
             if original is not None and not is_alike:
                 problem = f"is {tensor.describe()}, the source has {original.describe()}"
                 problems.append(_problem(checkpoint, tensor.name, problem))
-            for step in _check_tensor(checkpoint, tensor, source if is_alike else None, problems):
-                done += step
-                if progress:
-                    progress(done, total)
+            try:
+                for step in _check_tensor(checkpoint, tensor, source if is_alike else None, problems):
+                    done += step
+                    if progress:
+                        progress(done, total)
+            except CheckpointError as error:
+                problems.append(_problem(checkpoint, tensor.name, f"cannot be read: {error}"))
             checksums += tensor.xxh3_64 is not None
             compared += is_alike
-    name = None if against is None else str(against)
+    name = None if source is None else source.source
     return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, compared, done, tuple(problems))
 
 
-def _holds_decoded_tensors(checkpoint: Checkpoint) -> bool:
-    """Tell whether the index says that tensors were decoded, so that the source has to be, too."""
+def _open(path: str | os.PathLike[str]) -> tuple[Checkpoint, list[str]]:
+    """Open a checkpoint; of an FTW whose shards are broken say so, and open what is left."""
+    try:
+        return open_checkpoint(path), []
+    except CheckpointError:
+        place = resolve_source(path)
+        if not FtwReader.accepts(place):
+            raise
+        reader = FtwReader(place, tolerates_broken_shards=True)
+        return Checkpoint(reader, str(path), place), [str(problem) for problem in reader.problems]
+
+
+def _problems_of_index(checkpoint: Checkpoint) -> list[str]:
+    """Find files that an index names and the folder lacks, and bytes of the region that no tensor owns."""
+    if checkpoint.format != "ftw":
+        return []
+    copied = checkpoint.metadata.get("copied_metadata")
+    names = [name for name in copied if isinstance(name, str)] if isinstance(copied, list) else []
+    missing = [name for name in names if "\\" not in name and not (checkpoint.folder / name).is_file()]
+    problems = [_problem(checkpoint, name, "is missing, the index says that it was copied") for name in missing]
+    position = 0
+    for tensor in checkpoint.tensors.values() if "ftw" in checkpoint.metadata else ():
+        if not tensor.shard and tensor.offset > position:
+            problem = f"bytes {position} to {tensor.offset} belong to no tensor"
+            problems.append(_problem(checkpoint, "region", problem))
+        position = max(position, tensor.offset + align_up(tensor.nbytes, ALIGNMENT))
+    return problems
+
+
+def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Checkpoint:
+    """Open what a checkpoint is to be compared with; where its index says that tensors were decoded, decode them."""
     own = checkpoint.metadata.get("ftw") if checkpoint.format == "ftw" else None
-    return isinstance(own, dict) and bool(own.get("decoded"))
+    return open_checkpoint(source, decode_df11=isinstance(own, dict) and bool(own.get("decoded")))
 
 
 def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> list[str]:

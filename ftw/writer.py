@@ -71,7 +71,12 @@ class FtwWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=True)  # what has been read is written: the next conversion may go on from it
+        while True:
+            try:  # what has been read is written: the next conversion may go on from it
+                self._pool.shutdown(wait=True)
+                break
+            except KeyboardInterrupt:  # once more: drop what waits, but nothing may be written after this
+                self._has_failed = True
         self._shards.close()
 
     def write(self, read_many: ReadMany, progress: Callable[[int], None] | None = None) -> None:

@@ -25,7 +25,9 @@ from ftw import writer
 from ftw.convert import convert
 
 SHARD_LIMIT = 64 << 10
-CALLS = ("open", "pwrite", "preadv", "fsync", "write", "ftruncate", "rename", "replace", "mkdir")
+CALLS = (
+    "open", "pwrite", "preadv", "fsync", "write", "ftruncate", "rename", "replace", "mkdir", "unlink", "rmdir", "chmod",
+)  # fmt: skip
 FAULTS = ("enospc", "eio", "short")
 
 
@@ -34,10 +36,10 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def count_calls(before: Callable[[int, str, tuple[Any, ...]], Any], folder: str) -> None:
-    """Have `before` called ahead of each system call that goes to a file of the target, with its number and name.
+def count_calls(before: Callable[[int, str, tuple[Any, ...]], Any]) -> None:
+    """Have `before` called ahead of each system call on files, with its number, its name and its arguments.
 
-    What it returns, unless that is None, takes the call's place. Reads of the source count, too.
+    What it returns, unless that is None, takes the call's place.
     """
     number = 0
 
@@ -98,7 +100,7 @@ class Trials:
 
         def work() -> None:
             numbers = []
-            count_calls(lambda number, name, arguments: numbers.append(number), str(self.target))
+            count_calls(lambda number, name, arguments: numbers.append(number))
             self.convert(resume=False, overwrite=False)
             os.fdopen(writing, "w").write(str(numbers[-1]))
 
@@ -150,7 +152,7 @@ class Trials:
                         os.kill(os.getpid(), signal.SIGKILL)
 
                 def work(resume: bool = resume) -> None:
-                    count_calls(strike, str(self.target))
+                    count_calls(strike)
                     self.convert(resume=resume, overwrite=overwrite)
 
                 child = run_in_child(work)
@@ -188,7 +190,7 @@ class Trials:
             return None
 
         def work() -> None:
-            count_calls(strike, str(self.target))
+            count_calls(strike)
             self.convert(resume=False, overwrite=overwrite)
 
         _, status = os.waitpid(run_in_child(work), 0)

@@ -293,9 +293,7 @@ def test_convert_names_the_index_that_does_not_fit(tmp_path, monkeypatch):
 
 
 def test_convert_of_side_files_warns_and_drops_what_is_no_longer_so(tmp_path):
-    source = write_ftw(
-        tmp_path / "src", {TABLE: torch.ones(4, 8)}, side_files=["ple-table-00000.safetensors"], counts={}
-    )
+    source = write_ftw(tmp_path / "src", {TABLE: torch.ones(4, 8)}, side_files=["ple.safetensors"], counts={})
     save_file({"ple.weight": torch.ones(9, 2)}, source / "ple.safetensors")
     result = ftw.convert(source, tmp_path / "out")
     assert any("side files" in warning for warning in result.plan.warnings)

@@ -228,6 +228,7 @@ def test_convert_may_follow_at_once_on_another_one(tmp_path, monkeypatch):
     """The second starts when the first's folder has its name, and the first is not quite done."""
     source, other = sharded(tmp_path / "src", nbytes=1 << 20), sharded(tmp_path / "other", nbytes=1 << 20, seed=1)
     target = tmp_path / "work" / "out"
+    target.parent.mkdir()  # or its making would be synced, too
     second = threading.Thread(target=ftw.convert, args=(other, target), kwargs={"overwrite": True})
     real = target_module.fsync_folder
 

@@ -1,6 +1,7 @@
 """Progress on stderr: one JSON object per second, or nothing; never on stdout."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,16 @@ def test_bar_stays_away_where_stderr_is_no_terminal(source: Path, tmp_path: Path
     command = [sys.executable, "-m", "ftw.cli", "convert", source, tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_who_no_longer_listens_to_progress_is_no_failure(source: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ftw.cli", "convert", source, tmp_path / "out", "--progress", "json", "--json"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writing, timeout=60)
+    os.close(writing)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["num_tensors"] == 4
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([*command, "--overwrite"], stdout=subprocess.PIPE, stderr=full, timeout=60)
+    assert (done.returncode, json.loads(done.stdout)["num_tensors"]) == (0, 4)

@@ -3,9 +3,12 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -66,9 +69,17 @@ def interrupt(source: Path, target: Path, after: int = 120_000, **options: objec
 
     with pytest.raises(KeyboardInterrupt):
         convert(source, target, progress=progress, **options)
-    part = target.with_name(STAGING)
+    part = target.with_name(f".{target.name}.ftw-partial")
     assert (part / JOURNAL).is_file()
     return part
+
+
+def write_bytes(path: Path, place: int) -> None:
+    """Change a file and leave its size and its time as they were, as archives and package managers do."""
+    status, data = path.stat(), bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def assert_whole(target: Path, whole: dict[str, bytes]) -> None:
@@ -144,6 +155,11 @@ def lengthen(part: Path) -> None:
     os.truncate(last, last.stat().st_size + 1_000_000)
 
 
+def lengthen_first(part: Path) -> None:
+    first = min(part.glob("*.ftw"))
+    os.truncate(first, first.stat().st_size + 4096)
+
+
 def link_away(part: Path) -> None:
     path = part / "freetoken-00001.ftw"
     path.rename(part.parent / "elsewhere")
@@ -179,7 +195,7 @@ def add_files(part: Path) -> None:
 
 
 SPOILS: list[Callable[[Path], None]] = [
-    flip_byte, spoil_padding, shorten, remove, lengthen, link_away,
+    flip_byte, spoil_padding, shorten, remove, lengthen, lengthen_first, link_away,
     tear_last_line, tear_first_line, add_lines, add_rubbish, add_files,
 ]  # fmt: skip
 
@@ -210,11 +226,12 @@ def test_resume_of_zeros_whose_shard_is_short(source: Path, target: Path, whole:
     "change",
     [
         lambda source, options: os.utime(source / "model.safetensors", ns=(1, 1)),
+        lambda source, options: write_bytes(source / "model.safetensors", -9),
         lambda source, options: options.update(shard_limit=64 * KIB),
         lambda source, options: options.update(embed="gpu"),
         lambda source, options: (source / "merges.txt").write_text("more"),
     ],
-    ids=["source", "shard_size", "embed", "metadata"],
+    ids=["time", "content", "shard_size", "embed", "metadata"],
 )
 def test_resume_of_another_conversion_is_refused_and_loses_nothing(
     source: Path, target: Path, whole: dict[str, bytes], change: Callable[[Path, dict[str, object]], object]
@@ -223,7 +240,7 @@ def test_resume_of_another_conversion_is_refused_and_loses_nothing(
     before = tree(part)
     options: dict[str, object] = {}
     change(source, options)
-    with pytest.raises(OutputError, match=rf"out: target: what .*{STAGING} holds was begun from another state .* anew"):
+    with pytest.raises(OutputError, match=rf"out: target: .*{STAGING} was begun from another state .* anew"):
         convert(source, target, resume=True, **options)
     assert tree(part) == before
     convert(source, target, **options)
@@ -244,12 +261,15 @@ def test_resume_of_what_is_done_does_nothing(source: Path, target: Path, whole: 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda source, target: os.utime(target / "freetoken_weight.json", ns=(1, 1)),
+        lambda source, target: write_bytes(source / "model.safetensors", -9),
         lambda source, target: (source / "merges.txt").write_text("more"),
+        lambda source, target: (source / "tokenizer.json").write_text("[]"),
+        lambda source, target: (target / "config.json").unlink(),
         lambda source, target: os.truncate(target / "freetoken-00000.ftw", 4096),
+        lambda source, target: write_bytes(target / "freetoken-00001.ftw", 100),
         lambda source, target: (target / "freetoken_weight.json").write_text("{}"),
     ],
-    ids=["older_than_the_source", "metadata", "shard", "index"],
+    ids=["other_weights", "more_metadata", "other_metadata", "no_config", "short_shard", "other_bytes", "index"],
 )
 def test_resume_where_another_output_is_there_is_refused(
     source: Path, target: Path, change: Callable[[Path, Path], object]
@@ -277,6 +297,92 @@ def test_resume_clears_the_old_folder_that_a_kill_left(source: Path, target: Pat
     convert(source, target.with_name("new"))
     target.with_name("new").rename(target)
     convert(source, target, overwrite=True, resume=True)
+    assert_whole(target, whole)
+
+
+def test_resume_of_another_checkpoint_of_the_same_shapes(source: Path, target: Path, tmp_path: Path) -> None:
+    """Its folder and its files have the same names, sizes and times."""
+    other = tmp_path / "elsewhere" / "src"
+    shutil.copytree(source, other)
+    write_bytes(other / "model.safetensors", -9)
+    interrupt(source, target)
+    with pytest.raises(OutputError, match="begun from another state"):
+        convert(other, target, resume=True)
+    convert(source, target, resume=True)
+    with pytest.raises(OutputError, match="exists and is not empty"):
+        convert(other, target, resume=True)
+    convert(other, target, resume=True, overwrite=True)
+    assert ftw.verify(target, against=other).is_ok
+    assert not ftw.verify(target, against=source).is_ok
+
+
+def test_journal_that_is_no_file_is_none(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    target.with_name(STAGING).mkdir()
+    os.mkfifo(target.with_name(STAGING) / JOURNAL)
+    convert(source, target, resume=True)
+    assert_whole(target, whole)
+
+
+def test_old_folder_that_was_put_aside_gets_its_name_back(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    """Killed between the two renames of a file system that cannot exchange names."""
+    convert(source, target, shard_limit=4096)
+    before = tree(target)
+    target.rename(target.with_name(".out.ftw-old"))
+    interrupt(source, target.with_name("new"))
+    target.with_name(".new.ftw-partial").rename(target.with_name(STAGING))
+    with pytest.raises(OutputError, match="exists and is not empty"):
+        convert(source, target)
+    assert tree(target) == before
+    assert convert(source, target, overwrite=True, resume=True).resumed_nbytes
+    assert_whole(target, whole)
+
+
+def test_interrupts_while_the_last_run_is_written_leave_no_thread(
+    source: Path, target: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes while the first waits for the writing thread, whose disk is slow."""
+    real, may_write = os.pwrite, threading.Event()
+    real_shutdown = ThreadPoolExecutor.shutdown
+    interrupts = []
+
+    def pwrite(*arguments: object) -> int:
+        may_write.wait(60)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    def shutdown(pool: ThreadPoolExecutor, wait: bool = True, **options: object) -> None:
+        if pool._thread_name_prefix == "ftw-write" and len(interrupts) < 3:
+            interrupts.append(1)
+            if len(interrupts) == 3:
+                may_write.set()
+            raise KeyboardInterrupt
+        real_shutdown(pool, wait, **options)  # type: ignore[arg-type]
+
+    def progress(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        patch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, target, progress=progress)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ftw-write")]
+    convert(source, target, resume=True)
+    assert_whole(target, whole)
+
+
+def test_conversion_that_is_told_to_end_leaves_a_part(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    """SIGTERM ends it at once, as SIGKILL does."""
+    script = (
+        "import os, signal, sys, ftw\n"
+        "from ftw import writer\n"
+        "writer._BUFFER_NBYTES = 16384\n"
+        "def progress(done, total):\n"
+        "    if done > 120_000: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "ftw.convert(sys.argv[1], sys.argv[2], embed='host', shard_limit=49152, progress=progress)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, source, target], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, b"")
+    assert convert(source, target, resume=True).resumed_nbytes
     assert_whole(target, whole)
 
 

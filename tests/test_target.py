@@ -1,5 +1,6 @@
 """Which targets a conversion takes, and what it does with what is there. Failures and kills: test_convert_failures."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -168,3 +169,63 @@ def test_convert_result_still_opens_after_it_was_moved(tmp_path):
     ftw.convert(source, tmp_path / "out", embed="host")
     shutil.move(tmp_path / "out", tmp_path / "elsewhere")
     assert ftw.verify(tmp_path / "elsewhere", against=source).is_ok
+
+
+def test_target_that_is_a_link_to_itself_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OutputError, match="loop: target: is a link that leads back to itself"):
+        ftw.convert(llama(tmp_path / "src"), tmp_path / "loop")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop", "src"]
+
+
+def test_target_whose_name_leaves_no_room_is_refused(tmp_path):
+    source = llama(tmp_path / "src")
+    with pytest.raises(OutputError, match="its name has 243 bytes, at most 242 are allowed"):
+        ftw.convert(source, tmp_path / ("x" * 243))
+    ftw.convert(source, tmp_path / ("x" * 242))
+
+
+def test_overwrite_keeps_the_mode_of_the_folder(tmp_path):
+    source = llama(tmp_path / "src")
+    ftw.convert(source, tmp_path / "out")
+    (tmp_path / "out").chmod(0o750)
+    ftw.convert(source, tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
+
+
+def test_overwrite_of_a_folder_that_somebody_has_locked(tmp_path):
+    """As `flock out ftw convert src out --overwrite` does."""
+    source = llama(tmp_path / "src")
+    ftw.convert(source, tmp_path / "out")
+    descriptor = os.open(tmp_path / "out", os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        ftw.convert(source, tmp_path / "out", overwrite=True, embed="host")
+    finally:
+        os.close(descriptor)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "src"]
+
+
+def test_old_folder_that_cannot_be_removed_is_told_of(tmp_path, monkeypatch, caplog):
+    source = llama(tmp_path / "src")
+    ftw.convert(source, tmp_path / "out")
+
+    def refuse(folder, *arguments, **named):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        ftw.convert(source, tmp_path / "out", overwrite=True)
+    left = tmp_path / ".out.ftw-partial"
+    assert f"{left}: folder: is not needed any more, and cannot be removed: Permission denied" in caplog.messages
+    assert ftw.verify(tmp_path / "out", against=source).is_ok
+
+
+def test_dry_run_tells_that_the_disk_has_no_room(tmp_path, monkeypatch):
+    source = llama(tmp_path / "src")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5))
+    result = ftw.convert(source, tmp_path / "out", dry_run=True)
+    assert result.needed_nbytes > result.free_nbytes == 5
+    with pytest.raises(OutputError, match="5 are free on its disk"):
+        ftw.convert(source, tmp_path / "out")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
+from ftw.cli.main import main
 
 import ftw
 from ftw.errors import CheckpointError, SourceNotFoundError
@@ -185,15 +186,56 @@ def test_verify_progress_reaches_the_total(converted):
     assert {total for _, total in calls} == {result.nbytes}
 
 
-def test_verify_raises_where_the_layout_is_broken(converted):
-    with (converted / "freetoken-00000.ftw").open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(CheckpointError, match=r"freetoken-00000\.ftw: file: is \d+ bytes long, the index says"):
-        ftw.verify(converted)
-
-
 @pytest.mark.parametrize("which", ["path", "against"], ids=str)
 def test_verify_raises_where_there_is_nothing(source, tmp_path, which):
     paths = {"path": source, "against": source, which: tmp_path / "absent"}
     with pytest.raises(SourceNotFoundError, match="absent"):
         ftw.verify(paths["path"], against=paths["against"])
+
+
+# Shards that are broken as a whole, files that are gone, bytes that nobody owns
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_verify_names_every_tensor_of_broken_shards_and_checks_the_others(tmp_path, capsys, as_json):
+    tensors = {f"t{number}": torch.full((8192,), number + 1, dtype=torch.uint8) for number in range(6)}
+    source = write_checkpoint(tmp_path / "src", tensors, llama_config())
+    out = tmp_path / "out"
+    ftw.convert(source, out, shard_limit=8192)
+    (out / "freetoken-00001.ftw").unlink()
+    (out / "freetoken-00003.ftw").write_bytes(bytes(4096))
+    with (out / "freetoken-00004.ftw").open("ab") as file:
+        file.write(b"more")
+    flip(out, 5 * 8192 + 7)  # of the last shard, by the index
+    result = ftw.verify(out, against=source)
+    subjects = [problem.removeprefix(f"{out}").split(":")[:2] for problem in result.problems]
+    assert [line for line in result.problems if "freetoken-00001.ftw: file: is missing" in line]
+    assert f"{out}/freetoken-00003.ftw: file: is 4096 bytes long, the index says 8192" in result.problems
+    assert f"{out}/freetoken-00004.ftw: file: is 8196 bytes long, the index says 8192" in result.problems
+    broken = {subject.strip() for place, subject in subjects if not place}
+    assert broken == {"t1", "t3", "t5"}
+    assert main(["verify", str(out), *["--json"] * as_json]) == 1
+    found, err = capsys.readouterr()
+    assert err.count("\n") >= 6
+    if as_json:
+        assert not json.loads(found)["ok"]
+
+
+def test_verify_misses_files_that_were_copied(converted, source):
+    (converted / "config.json").unlink()
+    assert f"{converted}: config.json: is missing, the index says that it was copied" in ftw.verify(converted).problems
+
+
+def test_verify_finds_bytes_that_no_tensor_owns(converted):
+    index = json.loads((converted / INDEX).read_text())
+    gone = index["tensors"].pop(1)
+    (converted / INDEX).write_text(json.dumps(index))
+    end = gone["global_off"] + -(-gone["nbytes"] // 4096) * 4096
+    expected = f"{converted}: region: bytes {gone['global_off']} to {end} belong to no tensor"
+    assert expected in ftw.verify(converted).problems
+
+
+def test_verify_of_an_index_that_is_broken_itself_raises(converted):
+    (converted / INDEX).write_text("{}")
+    with pytest.raises(CheckpointError, match=r"freetoken_weight\.json"):
+        ftw.verify(converted)

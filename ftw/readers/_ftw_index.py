@@ -30,7 +30,7 @@ ALIGNMENT = 4096
 KINDS = ("weight", "experts_bank")
 _MAX_NAME_NBYTES = 255  # of a file, by Linux
 _MAX_DIMENSIONS = 64
-_MAX_OTHERS = 2 << 20  # characters
+MAX_OTHERS = 2 << 20  # characters
 _FLAT_KEYS = frozenset(
     "name kind dtype shape global_off nbytes logical_shape role placement ggml_type xxh3_64 file".split()
 )
@@ -99,8 +99,8 @@ class _Index:
             self.header[key] = stream.read_value()
             check_depth({key: self.header[key]}, self._path, "json")
             self._num_others += stream.position - start
-            if self._num_others > _MAX_OTHERS:
-                raise self._error("json", f"holds more than {_MAX_OTHERS} characters beside tensors and shards")
+            if self._num_others > MAX_OTHERS:
+                raise self._error("json", f"holds more than {MAX_OTHERS} characters beside tensors and shards")
 
     def check(self) -> None:
         """Check the header, and raise what was wrong with an entry."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ftw.errors import CheckpointError
 from ftw.host_memory import align_up
@@ -21,7 +21,7 @@ from ftw.hub import open_named_file, open_weight_file
 from ftw.readers._ftw_index import ALIGNMENT as ALIGNMENT
 from ftw.readers._ftw_index import FORMAT_NAME as FORMAT_NAME
 from ftw.readers._ftw_index import VERSION as VERSION
-from ftw.readers._ftw_index import ShardEntry, is_plain_name, read_ftw_index
+from ftw.readers._ftw_index import is_plain_name, read_ftw_index
 from ftw.readers._safetensors_header import read_safetensors_header
 from ftw.readers.base import DerivedFile
 from ftw.strict_json import shown
@@ -44,15 +44,22 @@ OWN_NAMES = re.compile(rf"freetoken-\d{{5,}}\.ftw|({re.escape(INDEX_NAME)}|{re.e
 
 
 class FtwReader:
-    """An FTW checkpoint; see `ftw.readers.base.Reader`. `metadata` is the index less its two lists."""
+    """An FTW checkpoint; see `ftw.readers.base.Reader`. `metadata` is the index less its two lists.
+
+    Attributes:
+        problems: Shards that are missing or too long or short; empty unless they were to be tolerated.
+    """
 
     format: ClassVar[str] = "ftw"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, tolerates_broken_shards: bool = False) -> None:
+        """Read the index; with `tolerates_broken_shards` what such a shard does not hold is found out by reading it."""
         self.folder = path if path.is_dir() else path.parent
+        self.problems: list[CheckpointError] = []
         self._index_path = self.folder / INDEX_NAME
-        index, tensors, shards = read_ftw_index(self._index_path)
-        self.files, self._shard_offsets = self._open_shards(shards, index)
+        index, tensors, self._shards = read_ftw_index(self._index_path)
+        self.files = self._open_shards(index, tolerates_broken_shards=tolerates_broken_shards)
+        self._shard_offsets = [shard.global_off for shard in self._shards]
         self.tensors = self._place_tensors(tensors, index["total_bytes"])
         self._file_of_side_file: dict[str, int] = {}
         self._read_side_files(index.get("side_files"))
@@ -74,7 +81,7 @@ class FtwReader:
         shard = max(bisect_right(self._shard_offsets, offset) - 1, 0)
         while offset < end:
             start = self._shard_offsets[shard]
-            taken = min(end, start + self.files[shard].nbytes) - offset
+            taken = min(end, start + self._shards[shard].nbytes) - offset
             if taken:
                 extents.append(Extent(shard, offset - start, taken))
             offset += taken
@@ -95,12 +102,11 @@ class FtwReader:
     def _error(self, subject: str, problem: str) -> CheckpointError:
         return CheckpointError(self._index_path, subject, problem)
 
-    def _open_shards(self, shards: list[ShardEntry], index: dict[str, Any]) -> tuple[tuple[WeightFile, ...], list[int]]:
+    def _open_shards(self, index: dict[str, Any], *, tolerates_broken_shards: bool) -> tuple[WeightFile, ...]:
         files: list[WeightFile] = []
-        offsets: list[int] = []
         names: set[str] = set()
         position = 0
-        for number, (name, offset, nbytes) in enumerate(shards):
+        for number, (name, offset, nbytes) in enumerate(self._shards):
             subject = f"shard {number}"
             if offset != position:
                 raise self._error(subject, f"global_off is {shown(offset)}, {position} is needed")
@@ -109,15 +115,21 @@ class FtwReader:
             if name in names:
                 raise self._error(subject, f"file '{name}' occurs twice, names must be unique")
             names.add(name)
-            file = open_named_file(self.folder, name)
-            if file.nbytes != nbytes:
-                raise CheckpointError(file.path, "file", f"is {file.nbytes} bytes long, the index says {nbytes}")
+            try:
+                file = open_named_file(self.folder, name)
+                if file.nbytes != nbytes:
+                    problem = f"is {file.nbytes} bytes long, the index says {nbytes}"
+                    self.problems.append(CheckpointError(file.path, "file", problem))
+            except CheckpointError as error:
+                self.problems.append(error)
+                file = cast("WeightFile", _MissingFile(self.folder / name))
+            if self.problems and not tolerates_broken_shards:
+                raise self.problems[0]
             files.append(file)
-            offsets.append(position)
             position += nbytes
         if position != index["total_bytes"]:
             raise self._error("total_bytes", f"is {shown(index['total_bytes'])}, the shards hold {position}")
-        return tuple(files), offsets
+        return tuple(files)
 
     def _place_tensors(self, tensors: list[TensorInfo], total_bytes: int) -> dict[str, TensorInfo]:
         """Return tensors by name in the order of their bytes, after checking where they lie."""
@@ -159,6 +171,21 @@ class FtwReader:
                     problem = f"lies in {other.shard} too, and the index does not say which one counts"
                     raise CheckpointError(file.path, tensor.name, problem)
         self.files = tuple(files)
+
+
+class _MissingFile:
+    """A shard that cannot be opened, in the place of the `WeightFile` that it would be."""
+
+    nbytes = 0
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        raise CheckpointError(self.path, "file", f"is missing, {len(view)} bytes of it at {offset} are needed")
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        raise CheckpointError(self.path, "file", f"is missing, {nbytes} bytes of it at {offset} are needed")
 
 
 def _iter_content(file: WeightFile) -> Iterator[bytes]:
