@@ -54,6 +54,13 @@ def header_of(count: int) -> bytes:
     return safetensors_bytes(dict.fromkeys(expert_names(count), tensor_entry("BF16", [0, 2048], 0, 0)))
 
 
+def shortest_entries(count: int, prefix: str = "") -> bytes:
+    entry = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    return safetensors_bytes(
+        ("{" + ",".join(f'"{prefix}{number:x}":{entry}' for number in range(count)) + "}").encode()
+    )
+
+
 def index_of(count: int) -> str:
     places = {name: f"model-{number // 500:05}-of-02000.safetensors" for number, name in enumerate(expert_names(count))}
     return json.dumps({"weight_map": places})
@@ -76,6 +83,17 @@ MEMORY: dict[str, tuple[dict[str, Callable[[], bytes | str]], str]] = {
             )
         },
         "100000 tensors",
+    ),
+    "header of the shortest entries": (
+        {"model.safetensors": lambda: shortest_entries(700_000)},
+        "lists more than",
+    ),
+    "shards of the shortest entries": (
+        {
+            f"model-{shard:05}-of-00004.safetensors": lambda shard=shard: shortest_entries(140_000, f"{shard}.")
+            for shard in range(1, 5)
+        },
+        "lists more than",
     ),
     "header of empty objects": (
         {"model.safetensors": lambda: safetensors_bytes(b'{"x":[' + b"{}," * 10 * MIB + b"{}]}")},

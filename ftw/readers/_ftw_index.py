@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.json_stream import JsonStream
+from ftw.readers._tensor_budget import TensorBudget
 from ftw.strict_json import are_counts, check_depth, is_count, json_type, open_json_file, shown
 from ftw.tensors import TensorInfo
 
@@ -59,8 +60,9 @@ def read_ftw_index(path: Path) -> FtwIndex:
     Raises:
         CheckpointError: It breaks the format in any way.
     """
-    index = _Index(path)
     with open_json_file(path) as file:
+        index = _Index(path, file.seek(0, os.SEEK_END))
+        file.seek(0)
         stream = JsonStream(file.read, path, "json")
         for key in stream.iter_members():
             index.read_member(stream, key)
@@ -79,7 +81,7 @@ def is_plain_name(name: str) -> bool:
 class _Index:
     """An index while it is read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, nbytes: int) -> None:
         self.header: dict[str, Any] = {}
         self.tensors: list[TensorInfo] = []
         self.shards: list[ShardEntry] = []
@@ -87,11 +89,13 @@ class _Index:
         self._lists_found: set[str] = set()
         self._num_others = 0
         self._first_error: CheckpointError | None = None
+        self._budget = TensorBudget()
+        self._budget.add_header(nbytes)
 
     def read_member(self, stream: JsonStream, key: str) -> None:
         """Read the value of one key."""
         if key == "tensors" and stream.kind() == "a list":
-            self._read_list(stream, key, lambda number, entry: self.tensors.append(self._parse_tensor(number, entry)))
+            self._read_list(stream, key, self._add_tensor)
         elif key == "shards" and stream.kind() == "a list":
             self._read_list(stream, key, lambda number, entry: self.shards.append(self._parse_shard(number, entry)))
         else:
@@ -101,6 +105,10 @@ class _Index:
             self._num_others += stream.position - start
             if self._num_others > MAX_OTHERS:
                 raise self._error("json", f"holds more than {MAX_OTHERS} characters beside tensors and shards")
+
+    def _add_tensor(self, number: int, entry: dict[str, Any]) -> None:
+        self._budget.take(self._path, "tensors")
+        self.tensors.append(self._parse_tensor(number, entry))
 
     def check(self) -> None:
         """Check the header, and raise what was wrong with an entry."""

@@ -8,7 +8,8 @@
 
 What the format's own library refuses is refused here, but for a zero written as -0; and besides, a name that occurs
 twice, null metadata, and what no model has: more than 64 dimensions, an entry of more than 1 MiB, and metadata of more
-than 262,144 entries or 8 MiB. The header is parsed window by window (`ftw.json_stream`), and costs what its tensors do.
+than 262,144 entries or 8 MiB. The header is parsed window by window (`ftw.json_stream`), and costs what its tensors do; those are counted
+(`ftw.readers._tensor_budget`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ftw.tensors import TensorInfo
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ftw.readers._tensor_budget import TensorBudget
     from ftw.weight_file import WeightFile
 
 _LENGTH_NBYTES = 8
@@ -52,16 +54,17 @@ class SafetensorsHeader(NamedTuple):
     metadata: dict[str, str]
 
 
-def read_safetensors_header(file: WeightFile, shard: str) -> SafetensorsHeader:
+def read_safetensors_header(file: WeightFile, shard: str, budget: TensorBudget) -> SafetensorsHeader:
     """Read and check the header of one file; `shard` is the name that its tensors carry.
 
     Raises:
-        CheckpointError: The header breaks the format in any way.
+        CheckpointError: The header breaks the format in any way, or brings more tensors than the budget has.
     """
     path = file.path
     first = file.read(0, min(file.nbytes, _FIRST_NBYTES))
     length = _check_length(file, first[:_LENGTH_NBYTES])
     data_start = _LENGTH_NBYTES + length
+    budget.add_header(length)
     stream = JsonStream(_Text(file, first, data_start).read, path, "header")
     metadata: dict[str, str] = {}
     tensors: list[TensorInfo] = []
@@ -70,6 +73,7 @@ def read_safetensors_header(file: WeightFile, shard: str) -> SafetensorsHeader:
         if name == _METADATA:
             metadata = _read_metadata(stream, path)
         else:
+            budget.take(path, "header")
             tensors.append(_parse_entry(name, stream.read_value(), data_start, shard, path, shapes))
     stream.finish()
     tensors.sort(key=attrgetter("offset", "nbytes"))

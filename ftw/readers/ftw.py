@@ -23,6 +23,7 @@ from ftw.readers._ftw_index import FORMAT_NAME as FORMAT_NAME
 from ftw.readers._ftw_index import VERSION as VERSION
 from ftw.readers._ftw_index import is_plain_name, read_ftw_index
 from ftw.readers._safetensors_header import read_safetensors_header
+from ftw.readers._tensor_budget import TensorBudget
 from ftw.readers.base import DerivedFile
 from ftw.strict_json import shown
 from ftw.tensors import Extent
@@ -158,14 +159,14 @@ class FtwReader:
         if not isinstance(names, list) or not all(isinstance(name, str) and is_plain_name(name) for name in names):
             raise self._error("side_files", f"is {shown(names)}, a list of file names in the same folder is needed")
         region = set(self.tensors)
-        files = list(self.files)
+        files, budget = list(self.files), TensorBudget()
         for name in names:
             if name in self._file_of_side_file:
                 raise self._error("side_files", f"'{name}' occurs twice, names must be unique")
             file = open_named_file(self.folder, name)
             self._file_of_side_file[name] = len(files)
             files.append(file)
-            for tensor in read_safetensors_header(file, name).tensors.values():
+            for tensor in read_safetensors_header(file, name, budget).tensors.values():
                 other = self.tensors.setdefault(tensor.name, tensor)
                 if other is not tensor and tensor.name not in region:
                     problem = f"lies in {other.shard} too, and the index does not say which one counts"

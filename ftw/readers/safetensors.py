@@ -17,6 +17,7 @@ from ftw.errors import CheckpointError, printable
 from ftw.hub import open_named_file, open_weight_file, prefetch
 from ftw.json_stream import JsonStream
 from ftw.readers._safetensors_header import read_safetensors_header
+from ftw.readers._tensor_budget import TensorBudget
 from ftw.readers.base import DerivedFile, LeftOut
 from ftw.strict_json import check_depth, open_json_file, read_json_file, shown
 from ftw.tensors import Extent
@@ -51,8 +52,9 @@ class SafetensorsReader:
         self._file_of_shard = {name: number for number, name in enumerate(names)}
         left_out: list[LeftOut] = []
         placed = weight_map or {}
+        budget = TensorBudget()
         for name, file in zip(names, self.files, strict=True):
-            header = read_safetensors_header(file, name)
+            header = read_safetensors_header(file, name, budget)
             self.metadata.update(header.metadata)
             for tensor in header.tensors.values():
                 if tensor.name not in self.tensors and placed.get(tensor.name, name) == name:
