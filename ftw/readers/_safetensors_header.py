@@ -8,8 +8,8 @@
 
 What the format's own library refuses is refused here, but for a zero written as -0; and besides, a name that occurs
 twice, null metadata, and what no model has: more than 64 dimensions, an entry of more than 1 MiB, and metadata of more
-than 262,144 entries or 8 MiB. The header is parsed window by window (`ftw.json_stream`), and costs what its tensors do; those are counted
-(`ftw.readers._tensor_budget`).
+than 262,144 entries or 8 MiB. The header is parsed window by window (`ftw.json_stream`), and costs what its tensors do,
+which are counted (`ftw.readers._tensor_budget`).
 """
 
 from __future__ import annotations
