@@ -11,6 +11,7 @@ import torch
 from ftw.bulk_read import parse_num_threads
 from ftw.checkpoint import open_checkpoint
 from ftw.devices import resolve_device
+from ftw.errors import printable
 from ftw.host_tables import HostOptions, load_host_tables
 from ftw.loaded_model import LoadedModel
 from ftw.memory import MemoryWatch
@@ -136,7 +137,9 @@ def _load(
         check_vocab_range(verdict.token_embedding, options.vocab_range)
     placement = plan_placement(verdict, embed, checkpoint.source)
     if embed == "auto" and placement.placement == "gpu":
-        _log.warning("%s: the token embedding stays on the GPU: %s", checkpoint.source, placement.reason)
+        _log.warning(
+            "%s: the token embedding stays on the GPU: %s", printable(checkpoint.source), printable(placement.reason)
+        )
     with MemoryWatch(device) as watch:
         tables = load_host_tables(checkpoint, placement.host_tables, device, dtype, options)
         for table in tables.values():

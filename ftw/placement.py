@@ -63,4 +63,4 @@ def moving_tables(verdict: Verdict) -> tuple[TableVerdict, ...]:
 
 def refusal(table: TableVerdict, source: str, why: str) -> str:
     """Return the line that says why something cannot be done with a table of a checkpoint."""
-    return f"{printable(source)}: {printable(table.name) or 'token embedding'}: {why}"
+    return f"{printable(source)}: {printable(table.name) or 'token embedding'}: {printable(why)}"

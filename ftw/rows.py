@@ -42,10 +42,10 @@ def find_rows(checkpoint: Checkpoint, module: StoredModule, role: str) -> Rows:
     if problem:
         return Rows(tuple(weights), "unsupported_encoding" if reason == "ok" else reason, problem)
     try:
-        packing = find_packing(weights[0], checkpoint.config)
+        packing = _packing_of_all(weights, checkpoint.config)
     except UnknownPackingError as error:
         return Rows(tuple(weights), "unsupported_encoding", str(error))
-    problem = _problem_of_values(weights[0], packing, checkpoint.config)
+    problem = _problem_of_values(weights, packing, checkpoint.config)
     if not problem and role == "token_embedding":
         problem = _problem_of_width(weights[0], packing, checkpoint.config)
     if problem:
@@ -90,24 +90,41 @@ def _problem_of_shapes(module: StoredModule, weights: list[TensorInfo], config: 
         return f"its shape is {list(first.shape)}, [rows, columns] is needed"
     if not first.nbytes:
         return f"its shape is {list(first.shape)}, which has no elements"
-    if any((other.dtype, other.shape[1:]) != (first.dtype, first.shape[1:]) for other in weights):
+    if any(
+        (other.dtype, other.ggml_type, other.shape[1:]) != (first.dtype, first.ggml_type, first.shape[1:])
+        for other in weights
+    ):
         return "its shards have different dtypes or widths"
     return _missing_shard(module, config)
 
 
-def _problem_of_values(weight: TensorInfo, packing: Packing | None, config: ModelConfig) -> str:
+def _packing_of_all(weights: list[TensorInfo], config: ModelConfig) -> Packing | None:
+    """Return how the shards of a table are packed: all alike, with rows of padding after the last one alone."""
+    packings = [packing for packing in (find_packing(weight, config) for weight in weights) if packing]
+    if not packings:
+        return None
+    for weight, packing in zip(weights[:-1], packings, strict=False):
+        if packing.rows != weight.shape[0]:
+            raise UnknownPackingError(f"its shard {weight.name} has rows of padding, which only the last one may have")
+    if any(packing.columns != packings[0].columns for packing in packings):
+        raise UnknownPackingError("its shards hold rows of different numbers of values")
+    return packings[0]._replace(rows=sum(packing.rows for packing in packings))
+
+
+def _problem_of_values(weights: list[TensorInfo], packing: Packing | None, config: ModelConfig) -> str:
     # A GGUF has no scales beside its tensors, so integers in one stand for themselves.
     plain = FLOAT_DTYPES | FLOAT8_DTYPES | (INTEGER_DTYPES if config.is_gguf else frozenset())
-    if packing is None and weight.dtype not in plain:
-        return f"its elements are {weight.dtype} without scales, floating point is needed"
-    return "" if packing else _problem_of_plain_shape(weight)
+    if packing is None and weights[0].dtype not in plain:
+        return f"its elements are {weights[0].dtype} without scales, floating point is needed"
+    return "" if packing else next(filter(None, (_problem_of_plain_shape(weight, weights) for weight in weights)), "")
 
 
-def _problem_of_plain_shape(weight: TensorInfo) -> str:
-    """Check the shape that an FTW's index tells besides the stored one: of a plain table it may leave out rows."""
+def _problem_of_plain_shape(weight: TensorInfo, shards: list[TensorInfo]) -> str:
+    """Check the shape that an FTW's index tells besides the stored one: of a whole table it may leave out rows."""
     rows, columns = weight.shape
     told = weight.logical_shape
-    if told is None or (len(told) == 2 and 0 < told[0] <= rows and told[1] == columns):
+    least = 1 if len(shards) == 1 else rows
+    if told is None or (len(told) == 2 and least <= told[0] <= rows and told[1] == columns):
         return ""
     return f"its logical_shape is {list(told)}, but it is {weight.dtype} {list(weight.shape)} and not packed"
 

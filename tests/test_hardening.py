@@ -110,6 +110,54 @@ def test_logical_shape_of_a_plain_table_may_only_leave_out_rows(
             model.embedding(torch.tensor([0]))
 
 
+NGRAM = [f"ple_ngram_embd.{number}.weight" for number in range(2)]
+
+
+def test_all_shards_of_a_packed_table_are_looked_up(tmp_path: Path) -> None:
+    shards = [packed(seed=2), Blocks(packed(seed=3).data[:7], packed().ggml_type)]
+    path = source(tmp_path, **dict(zip(NGRAM, shards, strict=True)))
+    ftw.convert(path, tmp_path / "out", embed="host")
+    wanted = quants.dequantize(np.concatenate([shard.data for shard in shards]), GGMLQuantizationType.Q8_0)
+    for checkpoint in (path, tmp_path / "out"):
+        with ftw.load(checkpoint, embed="host", device="cpu", dtype=torch.float32) as model:
+            assert torch.equal(model.tables["ple_ngram_embd"](torch.arange(ROWS + 7)), torch.from_numpy(wanted))
+
+
+def test_shards_of_other_types_are_no_table(tmp_path: Path) -> None:
+    others = [Blocks(packed("Q4_0").data, GGMLQuantizationType[name]) for name in ("Q4_0", "IQ4_NL")]  # of equal width
+    tables = ftw.inspect(source(tmp_path, **dict(zip(NGRAM, others, strict=True)))).verdict.tables
+    assert (tables[1].name, tables[1].reason) == ("ple_ngram_embd", "unsupported_encoding")
+    assert "its shards have different dtypes or widths" in tables[1].detail
+
+
+@pytest.mark.parametrize(
+    ("place", "rows", "is_eligible"), [(0, ROWS - 1, False), (1, ROWS - 1, True)], ids=["first", "last"]
+)
+def test_rows_of_padding_are_allowed_after_the_last_shard_alone(
+    tmp_path: Path, place: int, rows: int, is_eligible: bool
+) -> None:
+    ftw.convert(source(tmp_path, **{name: packed(seed=2) for name in NGRAM}), tmp_path / "out")
+    path = tmp_path / "out" / "freetoken_weight.json"
+    index = json.loads(path.read_text())
+    next(entry for entry in index["tensors"] if entry["name"] == NGRAM[place])["logical_shape"] = [rows, WIDTH]
+    path.write_text(json.dumps(index))
+    table = ftw.inspect(tmp_path / "out").verdict.tables[1]
+    assert table.eligible == is_eligible
+    assert not is_eligible or table.rows == ROWS + rows
+
+
+@pytest.mark.parametrize("shape", [[5, 4], [7, 4], [7, 2], [24, 64]], ids=str)
+def test_plain_shard_is_as_large_as_the_index_says(tmp_path: Path, shape: list[int]) -> None:
+    shards = {f"model.engram.embed.shard_{number}.weight": torch.ones(rows, 4) for number, rows in enumerate((5, 7))}
+    folder = write_ftw(tmp_path, {**llama_tensors(), **shards})
+    (folder / "config.json").write_text(json.dumps(llama_config()))
+    index = json.loads((folder / "freetoken_weight.json").read_text())
+    index["tensors"][-1]["logical_shape"] = shape
+    (folder / "freetoken_weight.json").write_text(json.dumps(index))
+    table = ftw.inspect(folder).verdict.tables[1]
+    assert (table.name, table.eligible) == ("model.engram.embed", shape == [7, 4])
+
+
 @pytest.mark.parametrize("shape", [(3, WIDTH), (WIDTH,), (0, WIDTH)], ids=str)
 def test_output_weight_that_can_be_no_head_is_none(tmp_path: Path, shape: tuple[int, ...]) -> None:
     path = source(tmp_path, **{"output.weight": np.ones(shape, np.float32)})
@@ -233,6 +281,17 @@ def test_counts_of_layers_that_are_texts_or_arrays_are_not_read(
     path = write_gguf(tmp_path / "m.gguf", {"token_embd.weight": packed()}, kvs)
     monkeypatch.setattr(MetadataArray, "read", lambda _: pytest.fail("it was read"))
     assert ftw.inspect(path).config.kv_elements_per_token is None
+
+
+def test_names_in_reasons_are_printable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tensors = {"model.embed_tokens.weight": torch.ones(24, 8), "b\x1b[31m.lm_head.weight": torch.zeros(24, 8)}
+    path = write_checkpoint(tmp_path, tensors, llama_config(tie_word_embeddings=True))
+    with pytest.raises(ftw.NotEligibleError, match=r"b\\x1b\[31m\.lm_head\.weight") as caught:
+        ftw.load(path, embed="host", device="cpu")
+    assert str(caught.value).isprintable()
+    ftw.load(path, embed="auto", device="cpu").close()
+    assert caplog.messages
+    assert all(message.isprintable() for message in caplog.messages)
 
 
 def test_empty_target_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
