@@ -270,6 +270,24 @@ def _gguf_split(folder: Path) -> str:
     return "m-00001-of-00003.gguf"
 
 
+def _gguf_shards(folder: Path) -> str:
+    """Make an n-gram table that is cut along its packed rows."""
+    tensors: dict[str, Any] = {
+        f"ple_ngram_embd.{number}.weight": random_blocks(GGMLQuantizationType.Q4_0, rows, seed=number)
+        for number, rows in enumerate((5, 7, 3))
+    }
+    tensors["token_embd.weight"] = random_blocks(GGMLQuantizationType.IQ4_NL, ROWS)
+    tensors["output.weight"] = random_blocks(GGMLQuantizationType.IQ4_NL, ROWS, seed=1)
+    write_gguf(folder / "model.gguf", tensors, _kvs())
+    return "model.gguf"
+
+
+def _ftw_packed_shards(folder: Path) -> None:
+    source = folder / "source"
+    source.mkdir()
+    _convert(source / _gguf_shards(source), folder, shard_limit=4096)
+
+
 def _convert(source: Path, folder: Path, **options: Any) -> None:
     """Convert into a folder that is there already."""
     ftw.convert(source, folder / "made", embed="auto", **options)
@@ -289,10 +307,12 @@ _MAKERS: dict[str, Callable[[Path], str | None]] = {
     "ftw-packed": _ftw_packed,
     "ftw-unrecorded": _ftw_unrecorded,
     "ftw-side-file": _ftw_side_file,
+    "ftw-packed-shards": _ftw_packed_shards,
     "gguf": _gguf,
     "gguf-v2": _gguf_v2,
     "gguf-big": _gguf_big,
     "gguf-packed": _gguf_packed,
     "gguf-bert": _gguf_bert,
     "gguf-split": _gguf_split,
+    "gguf-shards": _gguf_shards,
 }

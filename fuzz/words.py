@@ -34,6 +34,7 @@ NAMES = (
     "blk.0.ple_ngram_embd.weight", "gate_up#L00000", "ple_ngram_embd.0.weight", "ple_ngram_embd.1.weight",
     "model.layers.0.mlp.experts.0.up_proj.weight", "__metadata__", "blk.0.ffn_up_exps.weight",
     "model.layers.0.mlp.experts.gate_up_proj", "position_embd.weight", "token_types.weight",
+    "a\x1b[31m.embed_tokens.weight", "a\x1b[31m.lm_head.weight", "a\u202e.engram.embed.0.weight",
 )  # fmt: skip
 KEYS = (
     "format", "version", "align", "shard_limit", "total_bytes", "tensors", "shards", "side_files", "ftw", "name",
