@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ftw.durable import fsync_folder
 from ftw.errors import CheckpointError
 from ftw.links import stays_inside
 from ftw.readers.base import LeftOut
@@ -76,6 +77,8 @@ def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
             shutil.copyfileobj(reading, writing)
             writing.flush()
             os.fsync(writing.fileno())
+    for inside in sorted({parent for relative in files for parent in relative.parents}):
+        fsync_folder(target / inside)
 
 
 def _open_inside(path: Path, folder: Path) -> BinaryIO:
