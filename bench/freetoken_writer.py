@@ -7,6 +7,8 @@ Run as a script it is the peer of a conversion, in a process of its own, so that
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -34,7 +36,7 @@ class _Bar:
 
 def has_freetoken() -> bool:
     """Tell whether FreeToken's wheel is installed."""
-    return importlib.util.find_spec("freetoken") is not None
+    return _find_module() is not None
 
 
 def convert_as_freetoken(source: Path, target: Path) -> None:
@@ -67,9 +69,19 @@ def _iter_tensors(source: Path) -> Iterator[tuple[str, Any]]:
             yield tensor.name, torch.from_numpy(tensor.data.copy())
 
 
+def _find_module() -> Path | None:
+    try:
+        path = Path(str(importlib.metadata.distribution("freetoken").locate_file("freetoken/checkpoint/ftw.py")))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return path if path.is_file() else None
+
+
+@functools.cache
 def _load_module() -> Any:
-    spec = importlib.util.find_spec("freetoken")
-    if spec is None or spec.origin is None:
+    path = _find_module()
+    spec = None if path is None else importlib.util.spec_from_file_location("freetoken_checkpoint_ftw", path)
+    if spec is None or spec.loader is None:
         raise ModuleNotFoundError("freetoken is not installed")
     stand_ins: dict[str, dict[str, Any]] = {
         "freetoken": {"__path__": []},
@@ -77,16 +89,12 @@ def _load_module() -> Any:
         "freetoken.utils.progress": {"byte_bar": lambda *_, **__: _Bar()},
     }
     for name, attributes in stand_ins.items():
-        module = types.ModuleType(name)
-        vars(module).update(attributes)
-        sys.modules[name] = module
-    file = Path(spec.origin).parent / "checkpoint" / "ftw.py"
-    module_spec = importlib.util.spec_from_file_location("freetoken_checkpoint_ftw", file)
-    if module_spec is None or module_spec.loader is None:
-        raise ModuleNotFoundError("freetoken has no module for FTW")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module
-    module_spec.loader.exec_module(module)
+        stand_in = types.ModuleType(name)
+        vars(stand_in).update(attributes)
+        sys.modules[name] = stand_in
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
     return module
 
 
