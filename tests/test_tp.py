@@ -100,9 +100,9 @@ def look_up(group: dist.ProcessGroup, source: Path, ids: torch.Tensor, name: str
     read: list[tuple[str, int, int]] = []
     real = Checkpoint._read
 
-    def record(self: Checkpoint, wanted: Any, num_threads: int | None) -> None:
+    def record(self: Checkpoint, wanted: Any, num_threads: int | None, **options: Any) -> None:
         read.extend((tensor.name, offset, len(view)) for tensor, view, offset in wanted)
-        real(self, wanted, num_threads)
+        real(self, wanted, num_threads, **options)
 
     def read_many(self: Checkpoint, requests: Any, *, num_threads: int | None = None) -> None:
         Checkpoint._read = record  # type: ignore[method-assign]
