@@ -158,11 +158,11 @@ def _metadata_names(files: tuple[Path, ...], derived: tuple[DerivedFile, ...]) -
 
 
 def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> TensorInfo:
-    """Return a tensor as it goes into the FTW; what the source says of its placement is not carried over."""
+    """Return a tensor as it goes into the FTW, with the checksum that the source has of it, but not its placement."""
     if DTYPES[tensor.dtype].torch_name is None:
         raise CheckpointError(source, tensor.name, f"dtype is {tensor.dtype}, which FTW has no name for")
     role = roles.get(tensor.name)
-    return tensor._replace(role=role or tensor.role, placement="host" if role else None, xxh3_64=None)
+    return tensor._replace(role=role or tensor.role, placement="host" if role else None)
 
 
 def _index_extra(

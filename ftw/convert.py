@@ -81,7 +81,6 @@ class ConversionResult:
             "resumed_bytes": self.resumed_nbytes,
             "was_complete": self.was_complete,
             "needed_bytes": self.needed_nbytes,
-            "free_bytes": self.free_nbytes,
             "shards": [{"file": shard.name, "nbytes": shard.nbytes} for shard in layout.shards],
             "embed": {
                 "placement": placement.placement,
@@ -252,6 +251,7 @@ def _write(
     metadata_files.copy(plan.metadata_files, checkpoint.folder, staging)
     for file in plan.derived_files:
         write_atomically(staging / file.name, file.read())
-    with FtwWriter(staging, plan.layout, checksums=checksums, record=journal.record) as writer:
+    name = checkpoint.source
+    with FtwWriter(staging, plan.layout, source=name, checksums=checksums, record=journal.record) as writer:
         writer.write(partial(checkpoint.read_many, num_threads=_NUM_READ_THREADS), progress)
         writer.finish(plan.index_extra)

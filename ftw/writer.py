@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ftw.durable import write_atomically
+from ftw.errors import CheckpointError
 from ftw.host_memory import HostMemory, align_up
 from ftw.index_file import iter_index
 from ftw.layout import iter_runs
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ftw.layout import Layout, Run
+    from ftw.tensors import TensorInfo
 
     ReadMany = Callable[[list[tuple[str, memoryview, int]]], None]
 
@@ -44,6 +46,7 @@ class FtwWriter:
         folder: Path,
         layout: Layout,
         *,
+        source: str = "source",
         checksums: Sequence[str] = (),
         record: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
@@ -51,12 +54,14 @@ class FtwWriter:
 
         Args:
             folder: Where the shards go.
-            layout: What is written.
+            layout: What is written; checksums in it are those that the source has of its tensors.
+            source: Its name, for messages.
             checksums: Of the first tensors, which an earlier process has written; the writer goes on after them.
             record: Called by another thread, with the checksums of the next tensors whose bytes have been written.
         """
         self._folder = folder
         self._layout = layout
+        self._source = source
         self._checksums = list(checksums)
         self._record = record
         self._shards = ShardFiles(folder, layout)
@@ -85,6 +90,10 @@ class FtwWriter:
         Args:
             read_many: Fills views, each with the bytes of the named tensor from an offset on: `Checkpoint.read_many`.
             progress: Called with the bytes of tensors that have been read, after each run of at most 32 MiB.
+
+        Raises:
+            CheckpointError: A tensor of the layout has a checksum, and what was read has another.
+            OSError: The disk is full or fails; it names the shard.
         """
         hasher = xxhash.xxh3_64()
         for number, run in enumerate(iter_runs(self._layout, _BUFFER_NBYTES, len(self._checksums))):
@@ -98,7 +107,7 @@ class FtwWriter:
                     if piece.nbytes
                 ]
             )
-            ended = _finish_pieces(run, view, hasher)
+            ended = self._finish_pieces(run, view, hasher)
             self._checksums += ended
             self._writes[buffer] = self._pool.submit(self._write, run, view, ended)
             if progress:
@@ -110,6 +119,26 @@ class FtwWriter:
     def finish(self, extra: dict[str, Any]) -> None:
         """Write the index under its name, once all tensors have been written; `extra` holds its further keys."""
         write_atomically(self._folder / INDEX_NAME, iter_index(self._layout, self._checksums, extra))
+
+    def _finish_pieces(self, run: Run, view: memoryview, hasher: xxhash.xxh3_64) -> list[str]:
+        """Take the pieces' checksums and pad the tensors that end; return the checksums of those."""
+        ended: list[str] = []
+        for piece in run.pieces:
+            end = piece.start + piece.nbytes
+            hasher.update(view[piece.start : end])
+            if piece.is_last:
+                self._check(piece.tensor, hasher.hexdigest())
+                ended.append(hasher.hexdigest())
+                hasher.reset()
+                padded = align_up(end, ALIGNMENT)
+                view[end:padded] = bytes(padded - end)
+        return ended
+
+    def _check(self, tensor: TensorInfo, checksum: str) -> None:
+        """Hold a tensor against the checksum that its source has of it: a new one would hide what is wrong."""
+        if tensor.xxh3_64 not in (None, checksum):
+            problem = f"checksum of what was read is {checksum}, its index says {tensor.xxh3_64}"
+            raise CheckpointError(self._source, tensor.name, problem)
 
     def _wait(self, buffer: int) -> None:
         write, self._writes[buffer] = self._writes[buffer], None
@@ -126,17 +155,3 @@ class FtwWriter:
         except BaseException:
             self._has_failed = True
             raise
-
-
-def _finish_pieces(run: Run, view: memoryview, hasher: xxhash.xxh3_64) -> list[str]:
-    """Take the pieces' checksums and pad the tensors that end; return the checksums of those."""
-    ended: list[str] = []
-    for piece in run.pieces:
-        end = piece.start + piece.nbytes
-        hasher.update(view[piece.start : end])
-        if piece.is_last:
-            ended.append(hasher.hexdigest())
-            hasher.reset()
-            padded = align_up(end, ALIGNMENT)
-            view[end:padded] = bytes(padded - end)
-    return ended

@@ -300,3 +300,16 @@ def test_convert_of_side_files_warns_and_drops_what_is_no_longer_so(tmp_path):
     assert not {"counts", "side_files"} & set(json.loads((tmp_path / "out" / INDEX).read_text()))
     assert ftw.verify(tmp_path / "out", against=source).is_ok
     assert not ftw.convert(tmp_path / "out", tmp_path / "again").plan.warnings
+
+
+def test_convert_of_a_damaged_ftw_does_not_give_it_new_checksums(tmp_path):
+    source = llama(tmp_path / "src")
+    ftw.convert(source, tmp_path / "one")
+    shard = tmp_path / "one" / "freetoken-00000.ftw"
+    data = bytearray(shard.read_bytes())
+    data[3] ^= 1
+    shard.write_bytes(data)
+    damaged = json.loads((tmp_path / "one" / INDEX).read_text())["tensors"][0]["name"]
+    with pytest.raises(CheckpointError, match=f"one: {damaged}: checksum of what was read is .*, its index says"):
+        ftw.convert(tmp_path / "one", tmp_path / "two")
+    assert not (tmp_path / "two").exists()
