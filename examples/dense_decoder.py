@@ -1,5 +1,8 @@
 """A dense decoder such as Qwen3's or Llama's for `minimal_engine.py`: plain torch, filled from `ftw.load`.
 
+It computes the families of `MODEL_TYPES` and refuses all others, and what their configs may ask for besides: tests hold
+its tokens against those of transformers.
+
 Keys and values lie in a pool of slots, one for each token. A sequence's row of slots says which are its own, in the
 order of its positions. A forward pass of one prompt and a decode step of all lanes are the same function: it writes
 keys and values to the slots of its tokens, and attends to the slots of the positions up to each.
@@ -9,7 +12,9 @@ keys and values to the slots of its tokens, and attends to the slots of the posi
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +22,12 @@ from torch import nn
 
 import ftw
 
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "seed_oss")
+
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the decoder takes from config.json."""
+    """What the decoder takes from config.json; stop tokens from generation_config.json, too."""
 
     vocab: int
     hidden: int
@@ -34,14 +41,15 @@ class Sizes:
     stops: frozenset[int]
 
     @staticmethod
-    def read(model: ftw.LoadedModel) -> Sizes:
-        """Read them, and refuse what this example does not compute."""
-        raw = model.config.raw
+    def read(checkpoint: ftw.Checkpoint) -> Sizes:
+        """Read them, and refuse what this example does not compute: it would give other tokens without a word."""
+        raw = checkpoint.config.raw
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if model.config.num_experts or kind != "default" or raw.get("hidden_act", "silu") != "silu":
-            raise SystemExit("this example computes dense SwiGLU decoders with plain rotary positions")
-        heads, stop = raw["num_attention_heads"], raw.get("eos_token_id")
+        for problem in _problems(checkpoint, rope):
+            raise SystemExit(f"{checkpoint.source}: this example does not compute it: {problem}")
+        heads = raw["num_attention_heads"]
+        generation = checkpoint.folder / "generation_config.json"
+        generating = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {}
         return Sizes(
             vocab=raw["vocab_size"],
             hidden=raw["hidden_size"],
@@ -52,20 +60,43 @@ class Sizes:
             head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
             epsilon=raw.get("rms_norm_eps", 1e-6),
             rope_base=rope.get("rope_theta", raw.get("rope_theta", 10_000.0)),
-            stops=frozenset(stop if isinstance(stop, list) else () if stop is None else (stop,)),
+            stops=frozenset(_stops(raw) + _stops(generating)),
         )
+
+
+def _problems(checkpoint: ftw.Checkpoint, rope: dict[str, Any]) -> list[str]:
+    """Return what of a model the decoder has no code for."""
+    config, raw = checkpoint.config, checkpoint.config.raw
+    has_window = raw.get("sliding_window") is not None and raw.get("use_sliding_window", True)
+    checks = {
+        "it is a GGUF, whose tensors have other names": config.is_gguf,
+        f"model_type is {config.model_type!r}, allowed are {', '.join(MODEL_TYPES)}": config.model_type
+        not in MODEL_TYPES,
+        "its weights are quantized": "quantization_config" in raw,
+        "rotary positions are not plain": rope.get("rope_type", rope.get("type", "default")) != "default"
+        or rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1),
+        "hidden_act is not silu": raw.get("hidden_act", "silu") != "silu",
+        "attention has a sliding window": has_window or set(raw.get("layer_types") or ()) - {"full_attention"},
+    }
+    return [problem for problem, is_so in checks.items() if is_so]
+
+
+def _stops(config: dict[str, Any]) -> list[int]:
+    """Return the stop tokens of a config: one, several or none."""
+    stop = config.get("eos_token_id")
+    return stop if isinstance(stop, list) else [] if stop is None else [stop]
 
 
 class Attention(nn.Module):
     """Grouped-query attention over the slots of the pool."""
 
-    def __init__(self, sizes: Sizes, *, has_norms: bool, has_biases: bool) -> None:
+    def __init__(self, sizes: Sizes, *, has_norms: bool, has_biases: bool, has_output_bias: bool) -> None:
         super().__init__()
         self.head_dim = sizes.head_dim
         self.q_proj = nn.Linear(sizes.hidden, sizes.heads * sizes.head_dim, bias=has_biases)
         self.k_proj = nn.Linear(sizes.hidden, sizes.kv_heads * sizes.head_dim, bias=has_biases)
         self.v_proj = nn.Linear(sizes.hidden, sizes.kv_heads * sizes.head_dim, bias=has_biases)
-        self.o_proj = nn.Linear(sizes.heads * sizes.head_dim, sizes.hidden, bias=False)
+        self.o_proj = nn.Linear(sizes.heads * sizes.head_dim, sizes.hidden, bias=has_output_bias)
         self.q_norm = nn.RMSNorm(sizes.head_dim, sizes.epsilon) if has_norms else nn.Identity()
         self.k_norm = nn.RMSNorm(sizes.head_dim, sizes.epsilon) if has_norms else nn.Identity()
 
@@ -165,12 +196,14 @@ class Step:
 def fill_decoder(loaded: ftw.LoadedModel, sizes: Sizes) -> Decoder:
     """Return a decoder that owns the loaded weights: modules are made without memory, and tensors assigned."""
     names, first = loaded.tensors, "model.layers.0.self_attn."
+    has = {"has_norms": "q_norm.weight", "has_biases": "q_proj.bias", "has_output_bias": "o_proj.bias"}
     with torch.device("meta"):
-        norms, biases = f"{first}q_norm.weight" in names, f"{first}q_proj.bias" in names
-        decoder = Decoder(sizes, has_norms=norms, has_biases=biases)
+        decoder = Decoder(sizes, **{option: first + name in names for option, name in has.items()})
     weights = dict(loaded.weights())
     table = weights.pop("model.embed_tokens.weight", None)  # the one that `loaded.embedding` reads, or none
     if table is not None:
         weights.setdefault("lm_head.weight", table)  # tied: it could not leave
+    for name in sorted(weights.keys() ^ decoder.state_dict().keys()):
+        raise SystemExit(f"{name}: this example does not compute a model with it, or without it")
     decoder.load_state_dict(weights, assign=True)
     return decoder

@@ -4,6 +4,10 @@ Engines make their modules first and fill parameters by a `weight_loader` while 
 one: its parameter lies in host memory, and no row is ever on the device. It has the ids, the padding and the order of
 ranks of `VocabParallelEmbedding` in vLLM and SGLang, without LoRA's added ids.
 
+`ftw.pinned.PinnedBuffer` is none of the names that `ftw` itself exports, and may change with a release. It takes memory
+in huge pages and page-locks it once it is filled. `torch.empty(..., pin_memory=True)` without a `buffer` does as well,
+and takes up to twice the table, since torch rounds page-locked memory up to a power of two.
+
     python examples/engine_layer.py
 """
 
@@ -15,7 +19,6 @@ import torch
 from torch import nn
 
 import ftw
-from ftw.devices import resolve_device
 from ftw.pinned import PinnedBuffer
 
 PADDING = 64
@@ -45,7 +48,8 @@ class HostVocabEmbedding(nn.Module):
         self.vocab_range = start, min(share, num_embeddings - start)
         if self.vocab_range[1] <= 0:
             raise ValueError(f"rank {rank} of {size} has none of {num_embeddings} ids")
-        self.reduce, self.hot_bytes, self.device = reduce, hot_bytes, resolve_device(device)
+        self.reduce, self.hot_bytes = reduce, hot_bytes
+        self.device = torch.empty(0, device=device).device  # with its index
         self.buffer = PinnedBuffer(self.vocab_range[1] * embedding_dim * dtype.itemsize, device=self.device)
         rows = torch.frombuffer(self.buffer.view(), dtype=torch.uint8).view(dtype).view(-1, embedding_dim)
         self.weight: nn.Parameter | None = nn.Parameter(rows, requires_grad=False)

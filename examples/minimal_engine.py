@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from dense_decoder import Decoder, Sizes, Step, fill_decoder
+from dense_decoder import MODEL_TYPES, Decoder, Sizes, Step, fill_decoder
 from safetensors.torch import save_file
 
 import ftw
@@ -59,9 +59,18 @@ class Engine:
         kv_bytes: int | None = None,
     ) -> None:
         """Load, size the pool by what is free then (or `kv_bytes`), and capture a decode step."""
+        with ftw.open_checkpoint(source) as checkpoint:  # headers alone: what is refused is not loaded first
+            self.sizes = Sizes.read(checkpoint)
         self.loaded = ftw.load(source, embed=embed, device=device, hot_bytes=hot_bytes)
+        try:
+            self._prepare(lanes, max_length, kv_bytes)
+        except BaseException:
+            self.loaded.close()
+            raise
+
+    def _prepare(self, lanes: int, max_length: int, kv_bytes: int | None) -> None:
+        """Make all that a step reads and writes."""
         self.embedding, self.device = self.loaded.embedding, self.loaded.device
-        self.sizes = Sizes.read(self.loaded)
         self.decoder = fill_decoder(self.loaded, self.sizes)
         dtype = self.decoder.lm_head.weight.dtype
 
@@ -70,6 +79,8 @@ class Engine:
         free = ftw.memory.snapshot(self.device).device_free  # the table's bytes too, where it is in host memory
         budget = kv_bytes or (int(free * KV_SHARE) if self.device.type == "cuda" else CPU_KV_BYTES)
         self.kv_tokens = budget // token_bytes - 1
+        if self.kv_tokens < 2:
+            raise ValueError(f"{budget} bytes have no room for 2 tokens of {token_bytes} bytes in the KV pool")
         self.max_length = min(max_length, self.kv_tokens)
         num_slots = min(self.kv_tokens, lanes * self.max_length)  # more than the lanes can use would lie idle
         self.pool = torch.zeros(self.sizes.layers, 2, 1 + num_slots, *row, dtype=dtype, device=self.device)
@@ -87,12 +98,23 @@ class Engine:
 
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-        """Return the tokens that follow each prompt."""
-        longest = max(map(len, prompts)) + max_new_tokens
+        """Return the tokens that follow each prompt: up to a stop token, `max_new_tokens` at most; of 0 none.
+
+        Raises:
+            ValueError: A prompt has no token, or one and its answer are longer than `max_length`, or the number is
+                below 0. Nothing has been decoded then.
+        """
+        if max_new_tokens < 0:
+            raise ValueError(f"{max_new_tokens} new tokens were asked for, allowed are 0 and more")
+        if not all(prompts):
+            raise ValueError("a prompt has no tokens, at least 1 is needed")
+        longest = max(map(len, prompts), default=0) + max_new_tokens
         if longest > self.max_length:
             raise ValueError(f"a prompt and its answer take {longest} tokens, allowed are {self.max_length}")
         waiting, running = deque(enumerate(prompts)), dict[int, Sequence]()
         answers: list[list[int]] = [[] for _ in prompts]
+        if not max_new_tokens:
+            return answers
         while waiting or running:
             for lane in range(len(self.tokens)):
                 if waiting and lane not in running and len(waiting[0][1]) + max_new_tokens <= len(self.free_slots):
@@ -174,7 +196,7 @@ def make_tiny(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     sizes = Sizes(vocab, hidden, inner, layers, heads, kv_heads, head_dim, 1e-6, 10_000.0, frozenset())
-    weights = Decoder(sizes, has_norms=True, has_biases=False).state_dict()
+    weights = Decoder(sizes, has_norms=True, has_biases=False, has_output_bias=False).state_dict()
     weights["model.embed_tokens.weight"] = torch.randn(vocab, hidden)
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
@@ -183,7 +205,7 @@ def make_tiny(folder: Path) -> None:
 def main() -> None:
     """Serve prompts, and print what fits and how fast it went."""
     parser = argparse.ArgumentParser(description="a minimal engine around ftw.load")
-    parser.add_argument("source", nargs="?", help="folder, file or hub id of a dense Qwen3- or Llama-like model")
+    parser.add_argument("source", nargs="?", help=f"folder or hub id of a model: {', '.join(MODEL_TYPES)}")
     parser.add_argument("--make-tiny", type=Path, metavar="DIR", help="write a tiny checkpoint there, and end")
     parser.add_argument("--embed", default="auto", choices=("auto", "host", "gpu"))
     parser.add_argument("--hot", metavar="SIZE", help="of hot rows, such as 64MiB; with --embed auto or host")
@@ -213,7 +235,10 @@ def main() -> None:
             shape = (options.num_prompts, 32)
             prompts = torch.randint(0, engine.sizes.vocab, shape, generator=generator).tolist()
         start = time.perf_counter()
-        answers = engine.generate(prompts, options.max_new_tokens)
+        try:
+            answers = engine.generate(prompts, options.max_new_tokens)
+        except ValueError as error:
+            raise SystemExit(str(error)) from error
         seconds = time.perf_counter() - start
         for answer in answers[:4]:
             print(tokenizer.decode(answer) if tokenizer else answer)

@@ -1,5 +1,8 @@
 """A model that is on the GPU already: move its token embedding to host memory, and get the VRAM back.
 
+One table, `ftw.offload(module)`, whose place the caller gives to what it returns; or all tables of a whole model,
+`ftw.offload(model)`, in place.
+
 python examples/offload_loaded_model.py
 """
 
@@ -26,14 +29,28 @@ class Model(nn.Module):
         return logits
 
 
-@torch.inference_mode()
-def run(vocab: int = 32_000, hidden: int = 256) -> bool:
-    """Offload the table of a model; return whether it computes the same as before."""
+def make_model(vocab: int = 32_000, hidden: int = 256) -> tuple[Model, torch.Tensor, torch.Tensor]:
+    """Return a model on the GPU, where there is one, ids, and the logits that it gives for them."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with torch.inference_mode(mode=False):
-        model = Model(vocab, hidden).to(device, torch.bfloat16).requires_grad_(False)
+    model = Model(vocab, hidden).to(device, torch.bfloat16).requires_grad_(False)
     ids = torch.randint(0, vocab, (4, 16), device=device)
-    expected = model(ids)
+    return model, ids, model(ids)
+
+
+def run_whole_model() -> bool:
+    """Offload all tables of a model, in place; return whether it computes the same as before."""
+    model, ids, expected = make_model()
+    offloaded = ftw.offload(model, hot_bytes="1MiB")
+    is_equal = torch.equal(model(ids), expected)
+    names = ", ".join(offloaded.tables)
+    print(f"of a whole model: {names} left, what stays: {offloaded.left}, it computes the same: {is_equal}")
+    offloaded.close()
+    return is_equal
+
+
+def run() -> bool:
+    """Offload the table of a model; return whether it computes the same as before."""
+    model, ids, expected = make_model()
 
     embedding = ftw.offload(model.embed_tokens, hot_bytes="1MiB")
     model.embed_tokens = embedding  # the old module is dropped, and the table's VRAM has gone back already
@@ -46,7 +63,6 @@ def run(vocab: int = 32_000, hidden: int = 256) -> bool:
     is_equal &= torch.equal(model(ids), expected)
     print(f"the model computes the same: {is_equal}")
 
-    model.lm_head.weight = nn.Parameter(torch.zeros(vocab, hidden, device=device), requires_grad=False)
     tied = nn.Embedding.from_pretrained(model.lm_head.weight)
     try:
         ftw.offload(tied)
@@ -59,5 +75,5 @@ def run(vocab: int = 32_000, hidden: int = 256) -> bool:
 
 
 if __name__ == "__main__":
-    if not run():
+    if not (run() and run_whole_model()):
         raise SystemExit("the model computes something else")

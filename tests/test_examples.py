@@ -1,14 +1,17 @@
 """The examples run, and what they show is so: an engine's tokens are those of transformers."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from gguf_builder import write_gguf
 
 import ftw
 
@@ -27,7 +30,7 @@ def minimal_engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def make_reference(folder: Path, family: str, **options: Any) -> transformers.PreTrainedModel:
-    """Write a tiny random model in float32, and return it."""
+    """Write a tiny random model in float32, its norms and biases random too, and return it."""
     torch.manual_seed(0)
     sizes = {
         "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 16,
@@ -35,6 +38,9 @@ def make_reference(folder: Path, family: str, **options: Any) -> transformers.Pr
         "eos_token_id": None, "bos_token_id": None, "pad_token_id": None, **options,
     }  # fmt: skip
     model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**sizes))
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # zeros and ones would not tell whether they are used
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
     model.save_pretrained(folder)
     return model.eval()
 
@@ -57,9 +63,13 @@ def greedy(model: transformers.PreTrainedModel, device: str) -> list[list[int]]:
         ("Qwen3", {"tie_word_embeddings": False}),
         ("Qwen3", {"tie_word_embeddings": True}),
         ("Llama", {"tie_word_embeddings": False, "rope_theta": 500_000.0}),
+        ("Llama", {"tie_word_embeddings": False, "attention_bias": True}),
+        ("Qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
         ("Qwen2", {"tie_word_embeddings": False}),
+        ("Mistral", {"tie_word_embeddings": False, "sliding_window": None}),
+        ("SeedOss", {"tie_word_embeddings": False}),
     ],
-    ids=["qwen3", "qwen3-tied", "llama", "qwen2-biases"],
+    ids=["qwen3", "qwen3-tied", "llama", "llama-biases", "qwen3-biases", "qwen2", "mistral", "seed-oss"],
 )
 def test_engine_gives_the_tokens_of_transformers(
     tmp_path: Path, minimal_engine: ModuleType, family: str, options: dict[str, Any], device: str
@@ -103,11 +113,78 @@ def test_sequences_wait_for_slots_and_end_at_a_stop_token(tmp_path: Path, minima
             engine.generate([[1] * 12], NEW_TOKENS)
 
 
-def test_engine_refuses_what_it_does_not_compute(tmp_path: Path, minimal_engine: ModuleType) -> None:
-    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
-    make_reference(tmp_path / "model", "Llama", tie_word_embeddings=False, rope_parameters=rope)
-    with pytest.raises(SystemExit, match="plain rotary"):
-        minimal_engine.Engine(tmp_path / "model", device="cpu")
+@pytest.mark.parametrize("stops", [7, [7, 9]], ids=["one", "several"])
+def test_stop_tokens_come_from_both_configs(tmp_path: Path, minimal_engine: ModuleType, stops: int | list[int]) -> None:
+    make_reference(tmp_path / "model", "Qwen3", tie_word_embeddings=False, eos_token_id=3)
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    with minimal_engine.Engine(tmp_path / "model", device="cpu", max_length=32) as engine:
+        assert engine.sizes.stops == {3, 7, *(stops if isinstance(stops, list) else ())}
+
+
+def test_engine_is_asked_for_little(tmp_path: Path, minimal_engine: ModuleType) -> None:
+    expected = greedy(make_reference(tmp_path / "model", "Qwen3", tie_word_embeddings=False), "cpu")
+    with minimal_engine.Engine(tmp_path / "model", device="cpu", max_length=32) as engine:
+        assert engine.generate([], NEW_TOKENS) == []
+        assert engine.generate(PROMPTS, 0) == [[]] * len(PROMPTS)
+        with pytest.raises(ValueError, match="no tokens, at least 1"):
+            engine.generate([[1], []], NEW_TOKENS)
+        with pytest.raises(ValueError, match="-1 new tokens"):
+            engine.generate(PROMPTS, -1)
+        assert engine.generate(PROMPTS, 1) == [answer[:1] for answer in expected]
+    with pytest.raises(ValueError, match="no room for 2 tokens"):
+        minimal_engine.Engine(tmp_path / "model", device="cpu", kv_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "problem"),
+    [
+        ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "are not plain"),
+        ("Llama", {"hidden_act": "gelu"}, "is not silu"),
+        ("Llama", {"mlp_bias": True}, r"mlp\.down_proj\.bias: "),
+        ("Mistral", {"sliding_window": 4}, "sliding window"),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}, "sliding window"),
+        ("Granite", {"residual_multiplier": 0.2}, "model_type is 'granite', allowed are llama, "),
+        ("SmolLM3", {}, "model_type is 'smollm3'"),
+        ("Helium", {}, "model_type is 'helium'"),
+        ("Ernie4_5", {}, "model_type is 'ernie4_5'"),
+    ],
+    ids=["rope", "gelu", "mlp-bias", "mistral-window", "qwen2-window", "granite", "smollm3", "helium", "ernie"],
+)
+def test_engine_refuses_what_it_does_not_compute(
+    tmp_path: Path,
+    minimal_engine: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    options: dict[str, Any],
+    problem: str,
+) -> None:
+    make_reference(tmp_path / "model", family, tie_word_embeddings=False, **options)
+    loaded: list[ftw.LoadedModel] = []
+    load = ftw.load
+    monkeypatch.setattr(ftw, "load", lambda *args, **named: loaded.append(load(*args, **named)) or loaded[-1])
+    with pytest.raises(SystemExit, match=problem):
+        minimal_engine.Engine(tmp_path / "model", device="cpu", embed="host")
+    for model in loaded:  # only tensors that have no place are found after loading
+        with pytest.raises(ftw.ClosedError):
+            model.embedding  # noqa: B018 -- it is closed
+    assert len(loaded) == ("mlp" in problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("model.gguf", "it is a GGUF"), ("quantized", "are quantized")],
+    ids=["gguf", "quantized"],
+)
+def test_engine_refuses_other_encodings(tmp_path: Path, minimal_engine: ModuleType, name: str, problem: str) -> None:
+    if name == "model.gguf":
+        write_gguf(tmp_path / name, {"token_embd.weight": np.zeros((4, 32), np.float32)})
+    else:
+        make_reference(tmp_path / name, "Qwen3", tie_word_embeddings=False)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "fp8"}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit, match=problem):
+        minimal_engine.Engine(tmp_path / name, device="cpu")
 
 
 def run_example(*arguments: str) -> str:
@@ -125,6 +202,7 @@ def test_engine_runs_from_the_command_line(tmp_path: Path) -> None:
     assert outputs[1][0].startswith("token embedding on the host: untied")
     assert outputs[0][2:5] == outputs[1][2:5]
     assert outputs[1][-1].startswith("15 tokens in ")
+    assert run_example(*served, "--max-new-tokens", "0").splitlines()[-1].startswith("0 tokens in ")
 
 
 def test_a_checkpoint_goes_the_whole_way(tmp_path: Path) -> None:
@@ -138,6 +216,7 @@ def test_a_checkpoint_goes_the_whole_way(tmp_path: Path) -> None:
 def test_a_loaded_model_computes_the_same_after_offloading() -> None:
     output = run_example("offload_loaded_model.py")
     assert "the model computes the same: True" in output
+    assert "of a whole model: embed_tokens left, what stays: {}, it computes the same: True" in output
     assert "is refused: " in output
 
 
