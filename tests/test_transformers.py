@@ -12,7 +12,15 @@ from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
 from gguf import GGMLQuantizationType
 from gguf_builder import random_blocks, write_gguf
 from safetensors.torch import load_file, save_file
-from transformers import CompileConfig, Qwen3ForCausalLM, Qwen3Model
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSpeechSeq2Seq,
+    CompileConfig,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+    Qwen3Model,
+)
 from transformers_models import Saved, align, assert_same_weights, bits_of, build, logits, random_ids, save
 
 import ftw
@@ -179,6 +187,19 @@ def test_class_may_be_named(qwen3: Saved) -> None:
     assert torch.equal(found, expected)
 
 
+def test_auto_class_chooses_by_the_config(qwen3: Saved) -> None:
+    assert type(load(qwen3.folder, model_class=AutoModelForCausalLM)) is Qwen3ForCausalLM
+    assert type(load(qwen3.folder, model_class=AutoModel)) is Qwen3Model
+    line = line_of(qwen3.folder, ftw.FtwError, model_class=AutoModelForSpeechSeq2Seq)
+    assert "model_class: AutoModelForSpeechSeq2Seq has no class for a Qwen3Config" in line
+
+
+@pytest.mark.parametrize("model_class", ["Qwen3ForCausalLM", torch.nn.Linear, 3], ids=str)
+def test_class_that_is_no_model_is_refused(qwen3: Saved, model_class: Any) -> None:
+    with pytest.raises(TypeError, match=r"model_class is .*, a subclass of PreTrainedModel or an AutoModel… is needed"):
+        load(qwen3.folder, model_class=model_class)
+
+
 def test_generation_config_of_the_folder_is_taken(qwen3: Saved) -> None:
     assert load(qwen3.folder).generation_config.top_k != 7
     (qwen3.folder / "generation_config.json").write_text(json.dumps({"top_k": 7, "do_sample": True}))
@@ -188,10 +209,84 @@ def test_generation_config_of_the_folder_is_taken(qwen3: Saved) -> None:
     assert load(qwen3.folder, generation_config=own).generation_config.top_k == 9
 
 
+def test_broken_generation_config_is_no_hindrance(qwen3: Saved, caplog: pytest.LogCaptureFixture) -> None:
+    path = qwen3.folder / "generation_config.json"
+    path.write_text("{")
+    expected = qwen3.load().generation_config
+    assert load(qwen3.folder).generation_config.to_dict() == expected.to_dict()
+    assert f"{path}: generation config: is not taken: It looks like" in caplog.text
+
+
 def test_options_go_to_transformers(qwen3: Saved) -> None:
     assert load(qwen3.folder, attn_implementation="eager").config._attn_implementation == "eager"
-    with pytest.raises(ValueError, match="device_map is for from_pretrained alone"):
-        load(qwen3.folder, device_map="auto")
+    assert load(qwen3.folder, use_safetensors=True, trust_remote_code=False) is not None
+
+
+@pytest.mark.parametrize(
+    "option",
+    """
+    device_map variant from_flax from_tf max_memory offload_folder cache_dir token tp_size tp_plan force_download proxies
+    local_files_only load_in_8bit weights_only _commit_hash
+    """.split(),
+)
+def test_options_that_say_where_weights_come_from_or_go_are_refused(qwen3: Saved, option: str) -> None:
+    for value in (None, "anything"):
+        with pytest.raises(ValueError, match=f"{option} is for from_pretrained alone"):
+            load(qwen3.folder, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"revision": "v2"}, r'the source names it, as "org/name@revision"'),
+        ({"subfolder": "x"}, r'the source names it, as "org/name/folder"'),
+        ({"use_safetensors": False}, "use_safetensors is for from_pretrained alone"),
+        ({"trust_remote_code": True}, "code that a checkpoint brings is never run"),
+        ({"ignore_mismatched_size": True}, "is no option of from_pretrained, Qwen3Config or Qwen3ForCausalLM"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_refused_option_names_the_way_out(qwen3: Saved, option: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load(qwen3.folder, **option)
+
+
+@pytest.mark.parametrize("model_class", [None, Qwen3ForSequenceClassification], ids=["named", "given"])
+def test_options_of_the_config_are_those_of_from_pretrained(qwen3: Saved, model_class: Any) -> None:
+    values = {"use_cache": False, "output_hidden_states": True, "num_labels": 3}
+    if model_class is None:
+        expected, found = qwen3.load(**values).config, load(qwen3.folder, **values).config
+        assert found.to_dict() == expected.to_dict()
+        assert (found.use_cache, found.output_hidden_states, found.num_labels) == (False, True, 3)
+    else:  # a head of three labels, which the checkpoint lacks
+        assert "score.weight: Qwen3ForSequenceClassification needs it" in line_of(
+            qwen3.folder, ftw.CheckpointError, model_class=model_class, num_labels=3
+        )
+
+
+def test_option_of_the_class_itself_goes_there(qwen3: Saved) -> None:
+    class Named(Qwen3ForCausalLM):
+        def __init__(self, config: Any, nickname: str = "") -> None:
+            super().__init__(config)
+            self.nickname = nickname
+
+    assert load(qwen3.folder, model_class=Named, nickname="tiny").nickname == "tiny"
+
+
+def test_source_is_opened_once_and_for_all(qwen3: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A branch of the hub may move between the table and the weights."""
+    from ftw.integrations import transformers_loading
+
+    resolve = transformers_loading.open_checkpoint
+
+    def open_here(source: Any) -> ftw.Checkpoint:
+        assert source == "org/name"
+        return resolve(qwen3.folder)
+
+    monkeypatch.setattr(transformers_loading, "open_checkpoint", open_here)
+    model = load("org/name")
+    assert model.name_or_path == "org/name"
+    assert_same_weights(model, qwen3.load())
 
 
 def test_default_device_of_the_caller_does_not_matter(qwen3: Saved) -> None:
@@ -217,6 +312,18 @@ def test_host_memory_is_as_asked_for(qwen3: Saved, how: dict[str, Any]) -> None:
 def test_limit_is_checked_before_anything_is_read(qwen3: Saved) -> None:
     with pytest.raises(ftw.PinError, match="more than max_pinned_bytes"):
         load(qwen3.folder, max_pinned_bytes=100)
+
+
+@pytest.mark.parametrize("extra", ["other.embed_tokens.weight", "model.mtp_layers.0.embed_tokens.weight"])
+def test_table_that_the_model_has_no_use_for_is_left_out(
+    qwen3: Saved, extra: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rename(qwen3, lambda tensors: tensors.update({extra: torch.ones(128, 16)}))
+    model = load(qwen3.folder)
+    assert host_modules(model) == ["model.embed_tokens"]
+    assert list(model.ftw_memory.pinned_bytes) == ["model.embed_tokens.weight"]
+    assert f"{extra}: is left out, as no weight of Qwen3ForCausalLM is made of it" in caplog.text
+    assert_same_weights(model, qwen3.load())
 
 
 # What may not leave the GPU.
@@ -283,6 +390,20 @@ def test_class_that_reads_all_of_a_table_is_refused(
     assert host_modules(model) == []
 
 
+@pytest.mark.parametrize("name", ["T5ForConditionalGeneration", "MT5ForConditionalGeneration"])
+def test_class_that_ties_by_the_bytes_of_weights_is_refused_by_its_head(tmp_path: Path, name: str) -> None:
+    """T5's configuration says tied whatever config.json does, and its class looks whether a stored head is the same."""
+    saved = save(tmp_path, name)
+    rename(saved, lambda tensors: tensors.update({"lm_head.weight": torch.randn(128, 16)}))
+    change_config(saved, tie_word_embeddings=False)
+    line = line_of(tmp_path, ftw.NotEligibleError)
+    assert f"{tmp_path}: shared.weight: {name} ties it to lm_head where their bytes are the same" in line
+    model, ids = load(tmp_path, embed="auto"), random_ids(1, 5)
+    assert (model.ftw_memory.placement, host_modules(model)) == ("gpu", [])
+    assert "ties it to lm_head" in model.ftw_memory.reason
+    assert torch.equal(logits(model, ids, decoder_input_ids=ids), logits(saved.load(), ids, decoder_input_ids=ids))
+
+
 def test_module_that_does_more_than_a_lookup_is_refused(qwen3: Saved) -> None:
     class Doubling(torch.nn.Embedding):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -323,6 +444,11 @@ def line_of(source: Path, kind: type[ftw.FtwError], **options: Any) -> str:
         load(source, **options)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
+
+
+def change_config(saved: Saved, **values: Any) -> None:
+    path = saved.folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def rename(saved: Saved, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -378,14 +504,49 @@ def test_gguf_and_an_ftw_of_one_are_refused(tmp_path: Path) -> None:
     [
         ({"architectures": ["NoSuchForCausalLM"]}, "'NoSuchForCausalLM' is no model of transformers"),
         ({"architectures": None}, "architectures: there are none; name one by model_class"),
+        ({"architectures": "Qwen3ForCausalLM"}, "architectures: found 'Qwen3ForCausalLM', a list of class names is"),
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM takes a LlamaConfig, model_type 'qwen3' is"),
         ({"model_type": "no_such_type"}, "config: transformers"),
     ],
-    ids=["architecture", "none", "model_type"],
+    ids=["architecture", "none", "text", "family", "model_type"],
 )
 def test_unknown_model_is_refused(qwen3: Saved, change: dict[str, Any], words: str) -> None:
-    path = qwen3.folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    change_config(qwen3, **change)
     assert words in line_of(qwen3.folder, ftw.CheckpointError)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": "x"}, "hidden_size"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"hidden_act": "nope"}, "KeyError: 'nope'"),
+        ({"rope_parameters": {"rope_type": "nope", "rope_theta": 1e4}}, "nope"),
+        ({"dtype": "float1024"}, "float1024"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "Loading a GPTQ quantized model requires"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("embed", ["host", "gpu"])
+def test_config_of_no_use_is_refused_in_one_line(qwen3: Saved, change: dict[str, Any], words: str, embed: str) -> None:
+    change_config(qwen3, **change)
+    line = line_of(qwen3.folder, ftw.FtwError, embed=embed)
+    assert line.startswith(str(qwen3.folder))
+    assert words in line
+
+
+@pytest.mark.parametrize("options", [{}, {"trust_remote_code": False}], ids=["unasked", "refused"])
+def test_code_of_a_checkpoint_is_never_run_and_nobody_asked(
+    qwen3: Saved, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    code = f"open({str(tmp_path / 'has_run')!r}, 'w')\nfrom transformers import PretrainedConfig\n"
+    (qwen3.folder / "config_own.py").write_text(f"{code}class Own(PretrainedConfig): model_type = 'own'\n")
+    change_config(qwen3, model_type="own", auto_map={"AutoConfig": "config_own.Own"})
+    assert "contains custom code" in line_of(qwen3.folder, ftw.CheckpointError, **options)
+    change_config(qwen3, model_type="qwen3")
+    assert isinstance(load(qwen3.folder, **options), Qwen3ForCausalLM)
+    assert not (tmp_path / "has_run").exists()
 
 
 def test_missing_config_is_named(qwen3: Saved) -> None:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from ftw.devices import resolve_device
 from ftw.errors import NotEligibleError, printable
+from ftw.integrations.transformers_config import check_model_class, check_options
 from ftw.integrations.transformers_embedding import (
     TransformersEmbedding,
     input_embeddings,
@@ -26,7 +27,7 @@ from ftw.integrations.transformers_embedding import (
     take_place,
     weight_of,
 )
-from ftw.integrations.transformers_loading import OWN_OPTIONS, Request, load_model
+from ftw.integrations.transformers_loading import Request, load_model
 from ftw.model_tables import ModelTable, OffloadedModel, find_model_tables, offload_tables
 from ftw.verdict import TOKEN_EMBEDDING
 
@@ -47,7 +48,7 @@ def load(
     embed: str = "host",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    model_class: type[PreTrainedModel] | None = None,
+    model_class: type[Any] | None = None,
     share: str | None = None,
     max_pinned_bytes: int | str | None = None,
     huge_pages: bool = True,
@@ -71,13 +72,16 @@ def load(
             it isn't, "gpu" loads them onto the device.
         device: Where the model goes; None for the current GPU, or the CPU on a machine without one.
         dtype: Of the model; None for what config.json says, or else the weights.
-        model_class: Of the model; None for the first of config.json's `architectures`.
+        model_class: Of the model, or an auto class such as `AutoModelForCausalLM`; None for the first of config.json's
+            `architectures`.
         share: As in `ftw.load`.
         max_pinned_bytes: As in `ftw.load`.
         huge_pages: As in `ftw.load`.
         num_threads: As in `ftw.load`.
         hot_bytes: As in `ftw.load`.
-        options: Further arguments of `from_pretrained`, such as `attn_implementation`.
+        options: Values that replace config.json's, such as `use_cache`, and those arguments of `from_pretrained` that
+            say what the model is made of: `attn_implementation`, `experts_implementation`, `generation_config`,
+            `key_mapping`, and the ones about kernels. Code that a checkpoint brings is never run.
 
     Raises:
         NotEligibleError: `embed` is "host" and a table may not leave the GPU.
@@ -87,11 +91,13 @@ def load(
         PinError: The tables don't fit into host memory or the limit, or the driver refused to page-lock one.
         SharedMemoryError: Shared memory holds another table in its place, or has no room.
         DeviceError: torch has no such device.
-        ValueError: An argument is none of its choices, or one that `load` gives to `from_pretrained` itself.
+        ValueError: An argument is none of its choices, or one of `from_pretrained` that says where weights come from
+            or go, such as `revision`, or a `trust_remote_code` that is true.
+        TypeError: `model_class` is no class of a model.
     """
-    own = sorted(OWN_OPTIONS.intersection(options))
-    if own:
-        raise ValueError(f"{own[0]} is for from_pretrained alone; source, device and dtype say which weights go where")
+    check_options(options)
+    if model_class is not None:
+        check_model_class(model_class)
     if hot_bytes and embed == "gpu":
         raise ValueError("hot_bytes: embed='gpu' has no table in host memory, 'host' or 'auto' is needed")
     host_options = {

@@ -9,22 +9,24 @@ places     modules whose weight is a host table give way to those that look it u
 from __future__ import annotations
 
 import contextlib
+import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from ftw import offloader
 from ftw.checkpoint import Checkpoint, open_checkpoint
 from ftw.errors import CheckpointError, FtwError, NotEligibleError, printable
+from ftw.integrations.transformers_config import ModelRecipe, foreign_code, read_generation_config, read_recipe
 from ftw.integrations.transformers_embedding import refuse_resizing, scale_of, take_place, weight_of
-from ftw.integrations.transformers_weights import LazyWeights
+from ftw.integrations.transformers_weights import LazyWeights, TiesOfTables
 from ftw.loader import load
 from ftw.memory import MemoryWatch
 from ftw.model_tables import replace_module
-from ftw.names import find_other_tables
+from ftw.names import find_heads, find_other_tables
 from ftw.sizes import parse_nbytes
 from ftw.table_modules import find_table, is_table_module
 from ftw.verdict import TOKEN_EMBEDDING
@@ -33,17 +35,14 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from transformers.configuration_utils import PretrainedConfig as PreTrainedConfig
+    from transformers import PreTrainedModel
 
     from ftw.embedding import HostEmbedding
     from ftw.loaded_model import LoadedModel
     from ftw.verdict import TableVerdict
 
-# Arguments of from_pretrained that are this module's to give.
-OWN_OPTIONS = frozenset(
-    "config device_map device_mesh gguf_file ignore_mismatched_sizes output_loading_info quantization_config".split()
-    + "state_dict subfolder torch_dtype tp_plan".split()
-)
+_log = logging.getLogger("ftw")
+
 MEMORY = "ftw_memory"  # a model's attribute
 _IS_V4 = int(transformers.__version__.split(".")[0]) < 5
 _ALLOWED = "safetensors, and FTW folders made from them, are allowed"
@@ -57,7 +56,7 @@ class Request(NamedTuple):
     embed: str
     device: torch.device
     dtype: torch.dtype | None
-    model_class: type[PreTrainedModel] | None
+    model_class: type[Any] | None
     hot_bytes: int | str | None
     host_options: Mapping[str, Any]
     options: Mapping[str, Any]
@@ -68,13 +67,13 @@ def load_model(request: Request, reason: str = "") -> PreTrainedModel:
     with contextlib.ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(request.source))
         _check_format(checkpoint, request.embed)
-        config = _read_config(checkpoint)
-        model_class = request.model_class or _find_class(checkpoint, config)
+        recipe = read_recipe(checkpoint, request.model_class, request.options)
         watch = stack.enter_context(MemoryWatch(request.device))
         with contextlib.ExitStack() as undo:
-            loaded = load(request.source, embed=request.embed, device=request.device, **request.host_options)
+            # What is open already, not the source: a branch of the hub may move in between.
+            loaded = load(checkpoint.path, embed=request.embed, device=request.device, **request.host_options)
             undo.callback(loaded.close)
-            model, marked = _load_weights(checkpoint, config, model_class, loaded, request)
+            model, marked = _load_weights(checkpoint, recipe, loaded, request)
             embeddings = _place_tables(model, marked, loaded, request, undo)
             refuse_resizing(model)
             nn.Module.to(model, request.device)
@@ -103,36 +102,14 @@ def _check_format(checkpoint: Checkpoint, embed: str) -> None:
             raise NotEligibleError(f"{source}: {printable(module.path)}: {problem}")
 
 
-def _read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
-    path = checkpoint.folder / "config.json"
-    if not path.is_file():
-        raise CheckpointError(path, "file", "is missing, transformers makes a model from it")
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(checkpoint.folder)
-    except (ValueError, KeyError) as error:  # a model type that this release does not know, or values of no use
-        raise CheckpointError(
-            path, "config", f"transformers {transformers.__version__}: {_first_line(error)}"
-        ) from error
-    return config
-
-
-def _find_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    names = list(config.architectures or [])
-    found = getattr(transformers, names[0], None) if names else None
-    if isinstance(found, type) and issubclass(found, PreTrainedModel):
-        return found
-    what = f"{names[0]!r} is no model of transformers {transformers.__version__}" if names else "there are none"
-    raise CheckpointError(checkpoint.folder / "config.json", "architectures", f"{what}; name one by model_class=…")
-
-
 def _load_weights(
     checkpoint: Checkpoint,
-    config: PreTrainedConfig,
-    model_class: type[PreTrainedModel],
+    recipe: ModelRecipe,
     loaded: LoadedModel,
     request: Request,
 ) -> tuple[PreTrainedModel, dict[str, list[str]]]:
     """Return the model, whose host tables are empty tensors, and their parameters by the name in the checkpoint."""
+    model_class, config = recipe.model_class, recipe.config
     cpu, meta = torch.device("cpu"), torch.device("meta")
     reads_on, marks_on = (cpu, cpu) if _IS_V4 else (request.device, meta)
     from_pretrained: Any = model_class.from_pretrained
@@ -144,7 +121,8 @@ def _load_weights(
             state_dict = {
                 name: weight.to(dtype=dtype if weight.is_marker else None) for name, weight in state_dict.items()
             }
-        try:
+        make_error = partial(_loading_error, checkpoint, model_class, weights)
+        with foreign_code(make_error), TiesOfTables(weights, partial(_tie_error, checkpoint, model_class)):
             model, info = from_pretrained(
                 None,
                 config=config,
@@ -152,17 +130,30 @@ def _load_weights(
                 dtype=request.dtype or "auto",
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
-                **request.options,
+                trust_remote_code=False,
+                **recipe.options,
             )
-        except RuntimeError as error:
-            if weights.problem is not None:
-                raise weights.problem from error
-            what = f"transformers cannot load it as {model_class.__name__}: {_first_line(error)}"
-            raise FtwError(f"{printable(checkpoint.source)}: weights: {what}") from error
         _check_complete(checkpoint, model_class, info)
-        if model.can_generate() and "generation_config" not in request.options:
-            model.generation_config = _read_generation_config(checkpoint)
-        return model, weights.find_marked(model)
+        if model.can_generate() and "generation_config" not in recipe.options:
+            model.generation_config = read_generation_config(checkpoint) or model.generation_config
+        # transformers 4 takes all weights, those that it has no use for, too.
+        return model, weights.find_marked(model, state_dict if _IS_V4 else info["unexpected_keys"])
+
+
+def _loading_error(
+    checkpoint: Checkpoint, model_class: type[PreTrainedModel], weights: LazyWeights, what: str
+) -> Exception:
+    """Return what ended the loading: a weight that cannot be read, or else what transformers says."""
+    problem = f"transformers cannot load it as {model_class.__name__}: {what}"
+    return weights.problem or FtwError(f"{printable(checkpoint.source)}: weights: {problem}")
+
+
+def _tie_error(checkpoint: Checkpoint, model_class: type[PreTrainedModel], table: str) -> NotEligibleError:
+    """Return why a class that ties a table by what its weights hold leaves it on the GPU; T5 does, if untied."""
+    heads = [head.path for head in find_heads(checkpoint.tensors)]
+    head = printable(heads[0]) if heads else "another weight"
+    problem = f"{model_class.__name__} ties it to {head} where their bytes are the same, so it reads all of it"
+    return NotEligibleError(f"{printable(checkpoint.source)}: {printable(table)}: {problem}; {_WAY_OUT}")
 
 
 def _check_complete(checkpoint: Checkpoint, model_class: type[PreTrainedModel], info: Mapping[str, Any]) -> None:
@@ -189,9 +180,14 @@ def _place_tables(
 ) -> list[HostEmbedding]:
     """Put what looks host tables up into the places of the modules that hold their marks."""
     embeddings: list[HostEmbedding] = []
+    is_any_read = any(marked.values())
     for table in _host_verdicts(loaded):
         subject = f"{printable(str(request.source))}: {printable(table.name)}"
-        paths = marked[table.tensors[0]]
+        paths = marked.get(table.tensors[0])
+        if paths is None and is_any_read:
+            _log.warning("%s: is left out, as no weight of %s is made of it", subject, type(model).__name__)
+            loaded.tables[table.name].close()
+            continue
         if not paths:
             problem = f"is no weight of {type(model).__name__} as it is stored"
             raise NotEligibleError(f"{subject}: {problem}; embed 'gpu' leaves it to transformers")
@@ -245,18 +241,7 @@ def _host_tensors(loaded: LoadedModel) -> frozenset[str]:
     return frozenset(name for table in _host_verdicts(loaded) for name in table.tensors)
 
 
-def _read_generation_config(checkpoint: Checkpoint) -> GenerationConfig:
-    """Read generation_config.json; of old models that have none what config.json says of generating."""
-    if (checkpoint.folder / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(checkpoint.folder)
-    return GenerationConfig.from_pretrained(checkpoint.folder, config_file_name="config.json", _from_model_config=True)
-
-
 def _first_dtype(weights: LazyWeights) -> torch.dtype:
     """Return what transformers takes for the model's dtype where config.json tells none."""
     dtypes = [weight.dtype for weight in weights.state_dict.values() if weight.is_floating_point()]
     return dtypes[0] if dtypes else torch.float32
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

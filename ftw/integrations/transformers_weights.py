@@ -13,12 +13,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ftw.errors import ClosedError, FtwError, printable
 from ftw.staging import FileStage, torch_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from types import TracebackType
 
     from torch import nn
@@ -79,15 +80,41 @@ class LazyWeights:
         self._markers[tensor.name] = torch.empty(tensor.shape, dtype=dtype, device=self._marks_on)
         return self._markers[tensor.name]
 
-    def find_marked(self, model: nn.Module) -> dict[str, list[str]]:
-        """Return the parameters that the tables ended up as, by the names of their tensors."""
-        names = {marker.untyped_storage()._cdata: name for name, marker in self._markers.items()}
-        found: dict[str, list[str]] = {name: [] for name, weight in self.state_dict.items() if weight.is_marker}
+    def find_mark(self, tensor: torch.Tensor) -> str | None:
+        """Return the name of the table that a tensor stands for; None for one that stands for none."""
+        place = tensor.untyped_storage()._cdata
+        return next((name for name, mark in self._markers.items() if mark.untyped_storage()._cdata == place), None)
+
+    def find_marked(self, model: nn.Module, unread: Collection[str]) -> dict[str, list[str]]:
+        """Return the parameters that the tables ended up as, by the names of their tensors.
+
+        Those that the model never asked for, or that are told to be `unread`, are not among them.
+        """
+        found: dict[str, list[str]] = {name: [] for name in self._markers if name not in unread}
         for path, parameter in model.named_parameters(remove_duplicate=False):
-            name = names.get(parameter.untyped_storage()._cdata)
+            name = self.find_mark(parameter)
             if name is not None:
-                found[name].append(path)
+                found.setdefault(name, []).append(path)
         return found
+
+
+class TiesOfTables(TorchFunctionMode):
+    """Ends a loading that ties a table to other weights where both hold the same bytes, as a mark has none."""
+
+    def __init__(self, weights: LazyWeights, make_error: Callable[[str], FtwError]) -> None:
+        super().__init__()
+        self._weights = weights
+        self._make_error = make_error
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.equal:
+            with torch._C.DisableTorchFunctionSubclass():
+                table = next(filter(None, map(self._weights.find_mark, args)), None)
+            if table is not None:
+                raise self._make_error(table)
+        return func(*args, **(kwargs or {}))
 
 
 class LazyWeight:
