@@ -5,18 +5,16 @@
     host, hot 64MiB     with the rows used most in VRAM, learnt from prompts before
 
 Weights are random and the same for all three; layers are cut down, as the rows say, which makes a lookup weigh more
-than in the whole model. A step is a captured CUDA graph that feeds itself. Limit: the "gpu" rows; steps and prompts of
-the three take turns, and a ratio is the median of those within a round. Tokens are compared first. On a machine
-without a GPU tiny models run through the references, without graphs.
+than in the whole model. Memory is measured first, of each placement alone (`decode_memory`), then tokens are compared,
+then steps and prompts are timed (`decode_timing`). Without a GPU tiny models run through the references, no graphs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,11 +22,10 @@ import ftw
 
 from .decode_memory import empty_device, memory_rows
 from .decode_plan import MODELS, QUICK, TINY_MODELS, Plan, describe, placements
-from .decode_session import Session, load_model, make_buffers, write_model
-from .decoder import Decoder, Shape, make_cache
+from .decode_session import Subject, load_model, write_model
+from .decode_timing import decode_rows, prefill_rows
 from .ids import Ids
 from .sparse_mlp import has_grouped_products
-from .timing import quantiles, time_interleaved_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,24 +33,9 @@ if TYPE_CHECKING:
     from ftw.embedding import HostEmbedding
     from ftw.sharded_embedding import ShardedEmbedding
 
+    from .decoder import Shape
+
 _LEARNT_PROMPTS, _LEARNT_TOKENS = 8, 8192
-
-
-class Subject(NamedTuple):
-    """One model on the device, and what looks its tokens up, by placement."""
-
-    shape: Shape
-    decoder: Decoder
-    embeddings: dict[str, HostEmbedding | ShardedEmbedding]
-    device: torch.device
-
-    def sessions(self, batch: int, plan: Plan) -> dict[str, Session]:
-        """Return a session for each placement, ready to replay; they share their buffers and take turns."""
-        buffers = make_buffers(self.shape, batch, plan.prompt, plan.steps, self.device)
-        found = {name: Session(self.decoder, embedding, buffers) for name, embedding in self.embeddings.items()}
-        for session in found.values():
-            session.capture()
-        return found
 
 
 def run(
@@ -72,7 +54,8 @@ def run(
     plan = plan or (Plan() if is_gpu else QUICK)
     result: dict[str, Any] = {
         "vram": plan.vram,
-        "hot_rows": f"learnt from {_LEARNT_PROMPTS} prompts of {_LEARNT_TOKENS} Zipf ids",
+        "hot_rows": f"learnt while tokens are compared, then from {_LEARNT_PROMPTS} prompts of {_LEARNT_TOKENS} "
+        "Zipf ids; while steps and prompts are timed they stay",
         "experts": "grouped products" if has_grouped_products(device) else "gathered or padded",
         **{name: [] for name in ("decode", "prefill", "memory", "tokens")},
     }
@@ -85,8 +68,8 @@ def run(
                 result["tokens"] += _token_rows(subject, plan)
                 source = Ids(shape.vocab, device, seed=plan.seeds)
                 _learn(subject, source)
-                result["decode"] += _decode_rows(subject, plan, source)
-                result["prefill"] += _prefill_rows(subject, plan, source)
+                result["decode"] += decode_rows(subject, plan, source)
+                result["prefill"] += prefill_rows(subject, plan, source)
             del subject
             empty_device(device)
     return result
@@ -115,7 +98,8 @@ def _token_rows(subject: Subject, plan: Plan) -> Iterator[dict[str, Any]]:
         for mode in ("graph", "eager") if is_both else ("graph",) if subject.device.type == "cuda" else ("eager",):
             different: dict[str, int] = {}
             distinct = []
-            for seed in range(plan.seeds):
+            seeds = min(plan.seeds, plan.eager_seeds) if is_both and mode == "eager" else plan.seeds
+            for seed in range(seeds):
                 prompts = Ids(subject.shape.vocab, subject.device, seed).draw("zipf", batch * plan.prompt)
                 found = {
                     name: session.decode(prompts.view(batch, -1), plan.steps, use_graph=mode == "graph")
@@ -129,7 +113,7 @@ def _token_rows(subject: Subject, plan: Plan) -> Iterator[dict[str, Any]]:
                 **describe(subject.shape),
                 "batch": batch,
                 "mode": mode,
-                "seeds": plan.seeds,
+                "seeds": seeds,
                 "steps": plan.steps,
                 "tokens_equal": not any(different.values()),
                 "different": ", ".join(f"{name}: {count}" for name, count in different.items() if count),
@@ -145,50 +129,3 @@ def _learn(subject: Subject, source: Ids) -> None:
             for ids in prompts:
                 embedding(ids)
             embedding.update_hot_rows()
-
-
-def _decode_rows(subject: Subject, plan: Plan, source: Ids) -> Iterator[dict[str, Any]]:
-    """Time replays of the captured step, on tokens as text has them, all along the decoded positions."""
-    for batch in plan.batches:
-        sessions = subject.sessions(batch, plan)
-        first = next(iter(sessions.values()))
-        tokens = source.draw("zipf", batch * plan.rounds).view(plan.rounds, batch)
-
-        def prepare(number: int, first: Session = first, tokens: torch.Tensor = tokens) -> None:
-            first.prepare(tokens[number], plan.prompt + number % plan.steps)
-
-        ways = {name: session.replay for name, session in sessions.items()}
-        times = time_interleaved_ms(ways, rounds=plan.rounds, before=prepare)
-        yield from _timed({**describe(subject.shape), "batch": batch}, "step", times)
-
-
-def _prefill_rows(subject: Subject, plan: Plan, source: Ids) -> Iterator[dict[str, Any]]:
-    """Time one prompt, eager as engines run it, of ids as text has them, other ones in each round."""
-    for length in plan.prefills:
-        cache = make_cache(subject.shape, 1, length, subject.device, torch.bfloat16)
-        prompts = source.draw("zipf", length * plan.prefill_rounds).view(plan.prefill_rounds, 1, length)
-        ids = prompts[0].clone()
-
-        def prepare(number: int, ids: torch.Tensor = ids, prompts: torch.Tensor = prompts) -> None:
-            ids.copy_(prompts[number])
-
-        prefill = subject.decoder.prefill
-        ways = {name: partial(prefill, embedding, ids, cache) for name, embedding in subject.embeddings.items()}
-        times = time_interleaved_ms(ways, rounds=plan.prefill_rounds, before=prepare)
-        yield from _timed({**describe(subject.shape), "tokens": length}, "prefill", times)
-
-
-def _timed(head: dict[str, Any], what: str, times: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
-    """Return a row for each placement; a ratio is the median of those to the first placement in the same round."""
-    expected = next(iter(times.values()))
-    for placement, samples in times.items():
-        spread = quantiles(samples)
-        ratio = quantiles([own / other for own, other in zip(samples, expected, strict=True)])
-        yield {
-            **head,
-            "placement": placement,
-            f"{what}_ms": round(spread.median, 4),
-            f"{what}_p20_ms": round(spread.p20, 4),
-            f"{what}_p80_ms": round(spread.p80, 4),
-            "ratio": round(ratio.median, 5),
-        }

@@ -34,13 +34,11 @@ def memory_rows(folder: Path, shape: Shape, plan: Plan, device: torch.device) ->
         yield {
             **describe(shape),
             "placement": placement.name,
-            "table_mib": round(shape.table_nbytes / _MIB, 2),
             "vram_mib": round(nbytes / _MIB, 2),
             "below_gpu_mib": round((on_gpu - nbytes) / _MIB, 2),
             "pinned_mib": round(pinned / _MIB, 2),
             "kv_bytes_per_token": token,
             "kv_tokens": (parse_size(plan.vram) - nbytes) // token,
-            "more_kv_tokens": (on_gpu - nbytes) // token,
             "more_with_all_layers": (on_gpu - nbytes) * shape.layers // (token * shape.full_layers),
         }
 

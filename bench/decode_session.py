@@ -1,8 +1,8 @@
-"""Parts of `ftw bench decode`: a decoder with random weights, and a session that decodes with one of its embeddings."""
+"""Parts of `ftw bench decode`: a decoder with random weights, and sessions that decode with one of its embeddings."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,13 +13,14 @@ from .decoder import Cache, Decoder, Shape, make_cache
 from .sparse_mlp import has_grouped_products
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ftw.embedding import HostEmbedding
     from ftw.loaded_model import LoadedModel
     from ftw.sharded_embedding import ShardedEmbedding
 
-    from .decode_plan import Placement
+    from .decode_plan import Placement, Plan
 
 _ROW_SCALE = 0.02  # of the random table's values, to which all layers together then add as much
 _STEPS_PER_UPDATE = 64  # of hot rows, while decoding
@@ -99,19 +100,11 @@ class Session:
         self.buffers = buffers
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def capture(self) -> None:
+    def capture(self, pool: Any = None) -> None:
         """Capture the step, where there is a GPU; what is in the buffers is lost."""
-        if self.buffers.tokens.device.type == "cpu":
-            return
-        self._reset(0)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.step()  # compiles and loads the kernels, outside of the capture
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.step()
+        if self.buffers.tokens.device.type == "cuda":
+            self._reset(0)
+            self.graph = capture_graph(self.step, pool)
 
     def step(self) -> None:
         """Decode one token of each sequence."""
@@ -146,3 +139,42 @@ class Session:
     def _reset(self, position: int) -> None:
         self.buffers.positions.fill_(position)
         self.buffers.num_decoded.zero_()
+
+
+class Subject(NamedTuple):
+    """One model on the device, and what looks its tokens up, by placement."""
+
+    shape: Shape
+    decoder: Decoder
+    embeddings: Mapping[str, HostEmbedding | ShardedEmbedding]
+    device: torch.device
+
+    def sessions(self, batch: int, plan: Plan, first: int = 0) -> dict[str, Session]:
+        """Return a session for each placement, ready to replay; they share their buffers and take turns.
+
+        Intermediate values of all lie at the same addresses; the placement of number `first` is captured first.
+        """
+        buffers = make_buffers(self.shape, batch, plan.prompt, plan.steps, self.device)
+        found = {name: Session(self.decoder, embedding, buffers) for name, embedding in self.embeddings.items()}
+        pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        in_order = list(found.values())
+        for session in in_order[first % len(in_order) :] + in_order[: first % len(in_order)]:
+            session.capture(pool)
+        return found
+
+
+def capture_graph(function: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Capture a call, which runs once before.
+
+    Graphs of the same `pool` (`torch.cuda.graph_pool_handle()`) have their intermediate values at the same addresses:
+    replay one at a time, and keep nothing that the call returns.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()  # compiles and loads the kernels, outside of the capture
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        function()
+    return graph

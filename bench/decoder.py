@@ -3,6 +3,9 @@
 The token embedding is an argument of each call, so that models with different ones share all other weights. A step is
 a function of shapes alone, but for the experts of a prompt on a device without grouped products.
 
+`examples/dense_decoder.py` is much like it, and stands by itself: examples are not in the installed package, and that
+one is filled from checkpoints of several families and keeps keys and values in a pool, which nothing here needs.
+
     B   sequences         S  tokens of a prompt     T  positions of the cache     D  size of a head
 """
 
@@ -14,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .sparse_mlp import SparseMlp
+from .sparse_mlp import SparseMlp, swiglu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +78,7 @@ class Decoder(nn.Module):
     def __init__(self, shape: Shape, *, is_grouped: bool = False) -> None:
         """Make the layers; on the meta device, for weights that are assigned. `is_grouped` is for `SparseMlp`."""
         super().__init__()
+        self.has_fixed_shapes = is_grouped or not shape.experts  # of prompts too: a graph can hold them
         self.model = Stack(shape, is_grouped=is_grouped)
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
 
@@ -191,7 +195,7 @@ class DenseMlp(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return `[B, S, hidden]`."""
-        mixed: torch.Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        mixed: torch.Tensor = self.down_proj(swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
         return mixed
 
 

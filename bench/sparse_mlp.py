@@ -62,7 +62,7 @@ class SparseMlp(nn.Module):
         """Return what the experts chosen `[N, K]` make of their tokens, `[N * K, hidden]`: their weights are copied."""
         numbers = chosen.reshape(-1)
         tokens = flat.repeat_interleave(chosen.shape[1], dim=0)[:, None]
-        inner = _swiglu(tokens @ self.experts.gate_up_proj[numbers].mT)
+        inner = swiglu(*(tokens @ self.experts.gate_up_proj[numbers].mT).chunk(2, dim=-1))
         return (inner @ self.experts.down_proj[numbers].mT)[:, 0]
 
     def _padded(self, flat: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,8 @@ class SparseMlp(nn.Module):
         room = flat.shape[0] if flat.shape[0] <= _FEW_TOKENS else int(place.max()) + 1
         tokens = flat.new_zeros(numbers.numel(), room, flat.shape[1])
         tokens[expert, place] = flat[order // chosen.shape[1]]
-        outer = _swiglu(tokens @ self.experts.gate_up_proj.mT) @ self.experts.down_proj.mT
+        inner = swiglu(*(tokens @ self.experts.gate_up_proj.mT).chunk(2, dim=-1))
+        outer = inner @ self.experts.down_proj.mT
         found = flat.new_empty(expert.numel(), flat.shape[1])
         found[order] = outer[expert, place]
         return found
@@ -84,7 +85,7 @@ class SparseMlp(nn.Module):
         numbers = torch.arange(self.gate.out_features, device=flat.device)
         ends = torch.searchsorted(expert, numbers, right=True).int()
         tokens = flat[order // chosen.shape[1]]
-        inner = _swiglu(torch._grouped_mm(tokens, self.experts.gate_up_proj.mT, offs=ends))
+        inner = swiglu(*torch._grouped_mm(tokens, self.experts.gate_up_proj.mT, offs=ends).chunk(2, dim=-1))
         outer = torch._grouped_mm(inner, self.experts.down_proj.mT, offs=ends)
         found = torch.empty_like(outer)
         found[order] = outer
@@ -98,6 +99,6 @@ def has_grouped_products(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) in _WITH_GROUPED_PRODUCTS
 
 
-def _swiglu(both: torch.Tensor) -> torch.Tensor:
-    gate, up = both.chunk(2, dim=-1)
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up, in shape of both."""
     return F.silu(gate) * up

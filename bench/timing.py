@@ -90,7 +90,8 @@ def time_interleaved_ms(
     """Time calls in turn, in milliseconds, `rounds` samples of each; `before` prepares each outside of the time.
 
     Which comes first changes with every round, so that a drift of the clock rates falls on all alike. On a GPU the
-    device's work is timed, and everything is queued at once: none waits for the host.
+    device's work is timed, and everything is queued at once; replays of graphs do not wait for the host then, but eager
+    work does whose kernels are shorter than their launches.
     """
     is_gpu = torch.cuda.is_available()
     names = list(ways)

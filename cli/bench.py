@@ -79,16 +79,42 @@ def _print_result(result: dict[str, Any]) -> None:
 
 
 def _print_table(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Print rows of figures; their quantiles are for the file alone."""
+    """Print rows of figures; quantiles and lists are for the file alone."""
     from rich import box
     from rich.table import Table
 
     names = dict.fromkeys(name for row in rows for name in row)
-    headings = [name for name in names if "_p20_" not in name and "_p80_" not in name]
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in headings:
-        words = heading.split("_")  # between which a long heading is wrapped
-        table.add_column(" ".join(words), min_width=max(map(len, words)))
-    for row in rows:
-        table.add_row(*(str(row.get(heading, "")) for heading in headings))
+    shown = [name for name in names if not {"p20", "p80"} & set(name.split("_"))]
+    cells = {name: [_cell(row.get(name, "")) for row in rows] for name in shown if not _is_list(rows, name)}
+    widths = _widths(cells, is_wrapped=False)
+    if _needed(widths) > console.width:
+        widths = _widths(cells, is_wrapped=True)
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for name, width in zip(cells, widths, strict=True):
+        table.add_column(name.replace("_", " "), width=width)
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*row)
+    terminal = console.width
+    console.width = max(terminal, _needed(widths))  # rich would leave out a column that finds no room
     console.print(table)
+    console.width = terminal
+
+
+def _widths(cells: dict[str, list[str]], *, is_wrapped: bool) -> list[int]:
+    """Return the widths of columns: cells stay on one line, headings may be wrapped between their words."""
+    headings = {name: name.split("_") if is_wrapped else [name] for name in cells}
+    return [max(map(len, headings[name] + column)) for name, column in cells.items()]
+
+
+def _needed(widths: list[int]) -> int:
+    """Return the width of a table: two spaces between columns, and one at each end."""
+    return sum(widths) + 2 * len(widths) + 2
+
+
+def _is_list(rows: list[dict[str, Any]], name: str) -> bool:
+    return any(isinstance(row.get(name), list) for row in rows)
+
+
+def _cell(value: Any) -> str:
+    """Return a figure as text; 1188.0 as 1188."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)

@@ -16,13 +16,20 @@ LOOKUPS = [
     for ids in (1, 16)
     for way in ("plain", "hot")
 ]
+_MODEL = {"model": "Qwen3-30B-A3B", "layers": "12 of 48"}
+_RATIO = {"ratio": 1.25, "ratio_p20": 1.125, "ratio_p80": 1.375, "capture_ratios": [1.1875]}
 DECODING = {
     "vram": "24GiB",
-    "decode": [{"model": "m", "layers": "1 of 2", "batch": 1, "placement": "gpu", "step_ms": 2.0, "ratio": 1.0}],
-    "prefill": [{"model": "m", "layers": "1 of 2", "tokens": 9, "placement": "gpu", "prefill_ms": 2.0, "ratio": 1.0}],
-    "memory": [{"model": "m", "layers": "1 of 2", "placement": "gpu", "vram_mib": 3.0, "kv_tokens": 7}],
-    "tokens": [{"model": "m", "layers": "1 of 2", "tokens_equal": True}],
-}
+    "decode": [{**_MODEL, "batch": 1, "placement": name, "step_ms": 2.0, **_RATIO} for name in ("gpu", "gpu, again")],
+    "prefill": [{**_MODEL, "tokens": 9, "placement": "gpu", "prefill_ms": 2.0, **_RATIO}],
+    "memory": [
+        {
+            **_MODEL, "placement": "host, hot 64MiB", "vram_mib": 14922.0, "below_gpu_mib": 530.0, "pinned_mib": 593.5,
+            "kv_bytes_per_token": 24576, "kv_tokens": 411_904, "more_with_all_layers": 5653,
+        }
+    ],
+    "tokens": [{**_MODEL, "tokens_equal": True}],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -51,6 +58,22 @@ def test_figures_are_printed_written_and_drawn(
     assert written["bench"] == subject
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [100, 40])
+def test_rows_of_decoding_are_lines_without_their_quantiles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    monkeypatch.setitem(sys.modules, "ftw.bench.decode", SimpleNamespace(run=lambda: DECODING))
+    monkeypatch.setattr("ftw.cli.output._WIDTH_OF_FILES", width)
+    assert main(["bench", "decode"]) == 0
+    out = capsys.readouterr().out
+    row = next(line.split() for line in out.splitlines() if "14922" in line)
+    assert " ".join(row) == "Qwen3-30B-A3B 12 of 48 host, hot 64MiB 14922 530 593.5 24576 411904 5653"
+    assert any(line.split()[-1] == "1.25" for line in out.splitlines() if "gpu, again" in line)
+    assert max(len(line) for line in out.splitlines() if "Qwen3" in line) < 100
+    assert "gpu, again" in out
+    assert not any(text in out for text in ("…", "1.125", "1.375", "1.1875", "capture"))
 
 
 def test_picture_that_cannot_be_drawn_is_refused_before_measuring(

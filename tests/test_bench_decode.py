@@ -3,22 +3,26 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from ftw.bench import decode
 from ftw.bench.decode_plan import TINY_MODELS, Placement, Plan
-from ftw.bench.decode_session import load_model, write_model
+from ftw.bench.decode_session import Session, Subject, load_model, write_model
+from ftw.bench.decode_timing import decode_rows
 from ftw.bench.decoder import Shape, make_cache
+from ftw.bench.ids import Ids
 from ftw.bench.sparse_mlp import SparseMlp
 from ftw.bench.timing import time_interleaved_ms
 from ftw.cli.main import main
 
 DEVICE = torch.device("cpu")
 PLAN = Plan(
-    steps=5, seeds=2, prompt=4, batches=(1, 3), eager_batches=(3,), rounds=3, prefills=(8,), prefill_rounds=3,
-    hot_bytes="4KiB", vram="64MiB",
+    steps=5, seeds=2, prompt=4, batches=(1, 3), eager_batches=(3,), eager_seeds=1, captures=2, rounds=4,
+    prefills=((8, 4),), hot_bytes="4KiB", vram="64MiB",
 )  # fmt: skip
+PLACEMENTS = ["gpu", "host", "host, hot 4KiB"]
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,7 @@ def test_tokens_are_equal_wherever_the_table_is(result: dict[str, list[dict[str,
         assert row["tokens_equal"] is True
         assert row["different"] == ""
         assert row["layers"] == "1 of 2"
+        assert row["seeds"] == (1 if row["mode"] == "eager" and torch.cuda.is_available() else 2)
         assert int(str(row["distinct_tokens"])) > 3
 
 
@@ -45,14 +50,48 @@ def test_every_size_is_timed_with_each_placement(
 ) -> None:
     rows = result[subject]
     counts = {"decode": len(PLAN.batches), "prefill": len(PLAN.prefills)}
-    assert len(rows) == len(TINY_MODELS) * counts[subject] * 3
-    assert [row["placement"] for row in rows[:3]] == ["gpu", "host", "host, hot 4KiB"]
+    assert [row["placement"] for row in rows] == [*PLACEMENTS, "gpu, again"] * len(TINY_MODELS) * counts[subject]
     assert all(float(str(row[sizes[1]])) > 0 and sizes[0] in row for row in rows)
     assert all(row["ratio"] == 1 for row in rows if row["placement"] == "gpu")
 
 
+@pytest.mark.parametrize(("subject", "captures"), [("decode", PLAN.captures), ("prefill", 1)])
+def test_noise_and_the_spread_of_ratios_are_told(
+    result: dict[str, list[dict[str, Any]]], subject: str, captures: int
+) -> None:
+    for row in result[subject]:
+        assert row["ratio_p20"] <= row["ratio"] <= row["ratio_p80"]
+        assert len(row["capture_ratios"]) == captures
+        if row["placement"] == "gpu":
+            assert row["ratio_p20"] == row["ratio_p80"] == 1
+            assert row["capture_ratios"] == [1] * captures
+    again = [row for row in result[subject] if row["placement"] == "gpu, again"]
+    assert any(row["ratio_p20"] != row["ratio_p80"] for row in again)
+
+
+def test_steps_are_captured_anew_in_another_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_model(tmp_path / "model", TINY_MODELS[1])
+    loaded = load_model(tmp_path / "model", TINY_MODELS[1], DEVICE, Placement("gpu", "gpu"))
+    embedding = loaded.model.embedding
+    subject = Subject(TINY_MODELS[1], loaded.decoder, dict.fromkeys("abc", embedding), DEVICE)
+    captured: list[Session] = []
+    monkeypatch.setattr(Session, "capture", lambda self, pool: captured.append(self))
+    for first in (0, 1, 5):
+        captured.clear()
+        sessions = subject.sessions(1, PLAN, first=first)
+        assert list(sessions) == list("abc")
+        assert [captured.index(session) for session in sessions.values()] == [(place - first) % 3 for place in range(3)]
+        assert len({id(session.buffers) for session in captured}) == 1
+    captured.clear()
+    with torch.inference_mode():
+        rows = list(decode_rows(subject, PLAN, Ids(TINY_MODELS[1].vocab, DEVICE)))
+    assert len(captured) == len(PLAN.batches) * PLAN.captures * 4
+    assert [row["placement"] for row in rows[:4]] == ["a", "b", "c", "gpu, again"]
+    loaded.model.close()
+
+
 def test_memory_is_told_with_each_placement(result: dict[str, list[dict[str, object]]]) -> None:
-    assert [row["placement"] for row in result["memory"]] == ["gpu", "host", "host, hot 4KiB"] * len(TINY_MODELS)
+    assert [row["placement"] for row in result["memory"]] == PLACEMENTS * len(TINY_MODELS)
     for row in result["memory"]:
         assert row["kv_bytes_per_token"] == 2 * 2 * 16 * 2  # keys and values, heads, their size, bytes; one layer
         assert row["pinned_mib"] == (0 if row["placement"] == "gpu" else pytest.approx(1000 * 64 * 2 / 2**20, abs=0.01))

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ftw.bench.decode_plan import TINY_MODELS, Placement
-from ftw.bench.decode_session import Loaded, Session, load_model, make_buffers, write_model
+from ftw.bench.decode_plan import TINY_MODELS, Placement, Plan
+from ftw.bench.decode_session import Loaded, Session, Subject, capture_graph, load_model, make_buffers, write_model
 from ftw.bench.decoder import Decoder, Shape, make_cache
 from ftw.bench.sparse_mlp import has_grouped_products
 
@@ -104,6 +104,43 @@ def test_grouped_products_agree_with_padded_ones(shape: Shape, models: dict[str,
     for tokens in (1, 16, 300):
         one, other = (made.model.layers[0].mlp(hidden[:, :tokens]) for made in (grouped, padded))
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
+
+
+@torch.inference_mode()
+def test_sessions_that_share_addresses_decode_alike(shape: Shape, models: dict[str, Loaded]) -> None:
+    embeddings = {name: loaded.model.embedding for name, loaded in models.items()}
+    subject = Subject(shape, models["gpu"].decoder, {**embeddings, "again": embeddings["gpu"]}, DEVICE)
+    ids = prompts(shape, 16, 5)
+    found = []
+    for first in (0, 2):  # both are kept, as the benchmark does it
+        sessions = subject.sessions(16, Plan(steps=32, prompt=PROMPT), first=first)
+        found += [session.decode(ids, 32, use_graph=True) for session in (*sessions.values(), *sessions.values())]
+    assert found[0].unique().numel() > 8
+    assert all(torch.equal(tokens, found[0]) for tokens in found)
+
+
+@torch.inference_mode()
+def test_prompts_in_graphs_are_read_as_eager_ones(shape: Shape, models: dict[str, Loaded]) -> None:
+    if not models["gpu"].decoder.has_fixed_shapes:
+        pytest.skip("the host waits for counts of experts")
+    drawn = torch.randint(0, shape.vocab, (2, 1, 2048), device=DEVICE)
+    ids = drawn[0].clone()
+    cache = make_cache(shape, 1, 2048, DEVICE, torch.bfloat16)
+    pool = torch.cuda.graph_pool_handle()
+    graphs = []
+    for loaded in models.values():
+
+        def prefill(loaded: Loaded = loaded) -> torch.Tensor:
+            return loaded.decoder.prefill(loaded.model.embedding, ids, cache)
+
+        graphs.append(capture_graph(prefill, pool))
+    models["gpu"].decoder.prefill(models["gpu"].model.embedding, drawn[1], cache)
+    expected = cache.keys.clone()
+    ids.copy_(drawn[1])
+    for graph in graphs:
+        cache.keys.zero_()
+        graph.replay()
+        assert torch.equal(cache.keys, expected)
 
 
 @torch.inference_mode()
