@@ -2,6 +2,7 @@
 
     the same object, registered in another module      a tied LM head, as transformers and vLLM make it
     the same module, registered in a second place      a tied LM head, as SGLang makes it
+    the module or a method of it, kept in another      a list or an attribute that is read instead of the module's place
     another tensor over the same memory                a detached alias, a view, an entry of a state dict
 
 What C++ alone holds, such as a graph of autograd, is not found here; it shows when the memory should be gone.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from types import MethodType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import torch
@@ -82,6 +84,8 @@ def _find_holder(tensor: torch.Tensor, owner: nn.Module | None) -> str | None:
         for name, value in _tensors_in(module):
             if id(value) in wanted and not (module is owner and value is tensor):
                 return str(live.place(module, name))
+            if owner is not None and module is not owner and _leads_to(value, owner):
+                return str(live.place(module, name))
     if owner is not None and len(live.parents.get(id(owner), [])) > 1:
         return " and ".join(str(live.place(parent, name)) for parent, name in live.parents[id(owner)])
     return _describe(aliases[0]) if aliases else None
@@ -145,6 +149,11 @@ def _tensors_in(module: nn.Module) -> Iterator[tuple[str, object]]:
             yield from ((f"{name}[{key!r}]", item) for key, item in list(value.items()))
         else:
             yield name, value
+
+
+def _leads_to(value: object, module: nn.Module) -> bool:
+    """Tell whether a value is a module or a method of it."""
+    return value is module or (type(value) is MethodType and value.__self__ is module)
 
 
 def _overlap(one: Span | None, other: Span | None) -> bool:

@@ -49,6 +49,14 @@ _OTHER_TABLES = {
 }
 # These two occur in towers of other senses too: they count where they lie beside a token embedding.
 _BESIDE_TOKENS = frozenset({"position_embedding", "token_type_embedding"})
+# Words in the names of modules that look up where a token stands, or of what kind it is, not what it is; or that are
+# read as a whole, as the codebooks of vector quantisers are.
+_STEADY_WORDS = frozenset(
+    """
+    bias codebook codebooks column pe pos position positional positions quantize quantizer rel relative row seg segment
+    segments time timestep timesteps type types vq wpe
+    """.split()
+)
 _SHARD = re.compile(r"(?:shard_)?\d+\.weight")  # one part of an n-gram table, cut along its rows
 # Parts of a model that look up other things than its text: their tables are not the token embedding.
 _FOREIGN = frozenset(
@@ -131,6 +139,15 @@ def find_other_tables(names: Iterable[str], embeddings: list[StoredModule]) -> l
         if role not in _BESIDE_TOKENS or module.rpartition(".")[0] in beside:
             found.setdefault((role, module), {})[suffix] = name
     return [(role, StoredModule(module, tensors)) for (role, module), tensors in found.items()]
+
+
+def is_steady_table(path: str) -> bool:
+    """Tell by its name whether a module looks up positions, segments, times or codes: at every step, or all of them.
+
+    The last two parts of its path tell: `pos_embed`, `positional_embedding.embedding`.
+    """
+    words = "_".join(path.lower().split(".")[-2:]).split("_")
+    return not _STEADY_WORDS.isdisjoint(words)
 
 
 def find_heads(names: Iterable[str]) -> list[StoredModule]:

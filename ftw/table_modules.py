@@ -81,12 +81,14 @@ def _check_is_plain_lookup(module: nn.Module, subject: str) -> None:
     instead = "pass parameter='weight' to look its rows up and do the rest yourself"
     if not is_table_module(module):
         raise NotEligibleError(f"{subject}: module: found a {kind}, {_ALLOWED}")
-    if isinstance(module, nn.Embedding) and type(module).forward is not nn.Embedding.forward:
+    own = type(module)
+    is_own = own.forward is not nn.Embedding.forward or own.__call__ is not nn.Module.__call__
+    if isinstance(module, nn.Embedding) and is_own:
         raise NotEligibleError(f"{subject}: module: {kind} does more in its forward than look rows up; {instead}")
     if "forward" in vars(module):
         raise NotEligibleError(f"{subject}: module: the forward of this {kind} has been replaced; {instead}")
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise NotEligibleError(f"{subject}: module: has forward hooks, which would be lost; remove them, or {instead}")
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        raise NotEligibleError(f"{subject}: module: has hooks, which would be lost; remove them, or {instead}")
     method = type(getattr(module, "quant_method", None)).__name__
     if method not in ("NoneType", "UnquantizedEmbeddingMethod"):
         raise NotEligibleError(
