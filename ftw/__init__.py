@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ftw.loader import load
     from ftw.memory import MemoryReport
     from ftw.model_offloader import offload
+    from ftw.model_tables import OffloadedModel
 
 __all__ = [
     "Checkpoint",
@@ -50,6 +51,7 @@ __all__ = [
     "MemoryReport",
     "ModelConfig",
     "NotEligibleError",
+    "OffloadedModel",
     "OutputError",
     "PinError",
     "Report",
@@ -73,6 +75,7 @@ _LAZY = {
     "HostEmbedding": "ftw.embedding",
     "LoadedModel": "ftw.loaded_model",
     "MemoryReport": "ftw.memory",
+    "OffloadedModel": "ftw.model_tables",
     "load": "ftw.loader",
     "offload": "ftw.model_offloader",
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from ftw.errors import printable
 from ftw.held_table import HeldTable
 from ftw.hot_rows import check_hot_ids, count_slots, make_hot_rows
 from ftw.lookup_op import compiled_lookup
@@ -97,6 +98,12 @@ class HostEmbedding(nn.Module):
         self._layout = layout
         self._held = HeldTable(name, table, layout, buffer, hot, is_hot_asked=num_slots is not None)
         self._prefetches = PrefetchQueue(name, self._held.side_streams)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            advice = "table is the tensor; keep it on the GPU for a model that reads its weight"
+            raise AttributeError(f"{printable(self.name)}: weight: a table in host memory has none, {advice}")
+        return super().__getattr__(name)
 
     @property
     def num_embeddings(self) -> int:

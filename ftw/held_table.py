@@ -115,4 +115,4 @@ class HeldTable:
 
     def __reduce__(self) -> NoReturn:
         what = f"{printable(self.name)}: table: is memory of this process, which cannot be pickled"
-        raise TypeError(f"{what}; save the state dict of its model instead, which does not hold it")
+        raise TypeError(f"{what}; save the state dict of its model instead")

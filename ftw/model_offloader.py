@@ -157,8 +157,8 @@ def offload(
 
 
 def _is_model(module: nn.Module) -> bool:
-    """Tell whether a module is no table itself, but holds some."""
-    return not is_table_module(module) and any(map(is_table_module, module.modules()))
+    """Tell whether a module is no table itself, but may hold some."""
+    return not is_table_module(module) and next(module.children(), None) is not None
 
 
 def _holds_transformers(model: nn.Module) -> bool:

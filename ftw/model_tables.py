@@ -1,18 +1,24 @@
 """Which modules of a model hold its lookup tables, and how all of them leave the GPU.
 
 token, per-layer and n-gram embeddings, by their names         move, whatever their size
-position and token-type embeddings, by their names             stay: they are small, and read at every step
+positions, segments, times, codebooks and such, by their names stay: they are read at every step, or as a whole
 other embeddings of at least a MiB that only look rows up      move
 the rest                                                       stays
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
+from ftw.embedding import HostEmbedding
 from ftw.errors import NotEligibleError, printable
-from ftw.names import StoredModule, find_other_tables, find_token_embeddings
+from ftw.hot_rows import count_slots
+from ftw.names import StoredModule, find_other_tables, find_token_embeddings, is_steady_table
 from ftw.offloader import check_room, make_move, plan_move
 from ftw.sizes import format_size
 from ftw.table_modules import find_table, is_table_module
@@ -21,10 +27,8 @@ from ftw.verdict import TOKEN_EMBEDDING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
     from torch import nn
 
-    from ftw.embedding import HostEmbedding
     from ftw.offloader import Move
 
     # Makes what takes a module's place of what looks its rows up; the last argument is the size of the hot rows.
@@ -61,8 +65,9 @@ class OffloadedModel:
 
     def close(self) -> None:
         """Give the host memory of all tables back; the model cannot look tokens up any more."""
-        for table in self.tables.values():
-            table.close()
+        with contextlib.ExitStack() as stack:  # whatever one of them runs into, the others are closed
+            for table in self.tables.values():
+                stack.callback(table.close)
 
 
 def find_model_tables(model: nn.Module) -> list[ModelTable]:
@@ -83,7 +88,7 @@ def offload_tables(
     max_pinned_bytes: int | None,
     hot_bytes: int | str | None,
     strict: bool,
-    does_more: Callable[[nn.Module], bool] | None = None,
+    is_scaled: Callable[[nn.Module], bool] | None = None,
     wrap: Wrap | None = None,
 ) -> OffloadedModel:
     """Move tables of a model to host memory and put what looks them up into their modules' places.
@@ -98,23 +103,25 @@ def offload_tables(
         max_pinned_bytes: Page-locked bytes that they may bring the process to.
         hot_bytes: Of the hot rows of a token embedding.
         strict: Refuse a model of which a table that should move may not, instead of leaving that table.
-        does_more: Whether a module does more than look rows up that `wrap` takes care of; None where none does.
+        is_scaled: Whether a module scales its rows, which `wrap` takes care of; None where none does.
         wrap: Makes what takes a module's place; None for what looks its rows up.
 
     Raises:
         NotEligibleError: A table may not move, or there is none.
         PinError: They don't fit into host memory or the limit, or the driver refused.
+        LookupArgumentError: `hot_bytes` is no size.
     """
+    count_slots("offload", torch.empty(0, 1), None, hot_bytes)  # before the first table moves
     moves: dict[str, Move] = {}
-    left: dict[str, str] = {}
+    left = _tables_on_host(model)
     for table in tables:
-        reason = _why_staying(table, does_more)
+        reason = _why_staying(table, is_scaled)
         if reason:
             left[table.path] = reason
             continue
         hot = hot_bytes if wrap is None and table.role == TOKEN_EMBEDDING else None
         try:
-            parameter = "weight" if does_more is not None and does_more(table.module) else None
+            parameter = "weight" if is_scaled is not None and is_scaled(table.module) else None
             own = {"hot_bytes": hot}
             move = plan_move(table.module, parameter=parameter, name=None, device=device, own=own)
             _check_is_whole(table, move)
@@ -129,9 +136,8 @@ def offload_tables(
     moved: dict[str, HostEmbedding] = {}
     for table in tables:
         if table.path in moves:
-            embedding = make_move(moves[table.path])
-            if wrap is not None:
-                embedding = wrap(table, embedding, hot_bytes if table.role == TOKEN_EMBEDDING else None)
+            hot = hot_bytes if table.role == TOKEN_EMBEDDING else None
+            embedding = make_move(moves[table.path], wrap and partial(_wrap, wrap, table, hot))
             replace_module(model, table.path, embedding)
             moved[table.path] = embedding
     return OffloadedModel(moved, left)
@@ -142,6 +148,16 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     module.train(model.get_submodule(path).training)
     setattr(model.get_submodule(parent), name, module)
+
+
+def _wrap(wrap: Wrap, table: ModelTable, hot: int | str | None, host: HostEmbedding) -> HostEmbedding:
+    return wrap(table, host, hot)
+
+
+def _tables_on_host(model: nn.Module) -> dict[str, str]:
+    """Return why tables stay that have left the GPU before."""
+    paths = [path for path, module in model.named_modules() if path and isinstance(module, HostEmbedding)]
+    return {path: f"{printable(path)}: table: has been offloaded already" for path in paths}
 
 
 def _check_is_whole(table: ModelTable, move: Move) -> None:
@@ -161,15 +177,17 @@ def _other_role(path: str) -> str:
     return next((role for role, _ in find_other_tables([f"{path}.weight"], [beside])), "")
 
 
-def _why_staying(table: ModelTable, does_more: Callable[[nn.Module], bool] | None) -> str:
+def _why_staying(table: ModelTable, is_scaled: Callable[[nn.Module], bool] | None) -> str:
     """Return why a table should not move at all; empty where it should, if it may."""
     if table.role in _STAYING_ROLES:
         return f"{printable(table.path)}: table: is a {table.role.replace('_', ' ')}, which is read at every step"
     if table.role:
         return ""
     subject = printable(table.path)
+    if is_steady_table(table.path):
+        return f"{subject}: table: is by its name one of positions, kinds or codes, which is read at every step"
     try:
-        parameter = "weight" if does_more is not None and does_more(table.module) else None
+        parameter = "weight" if is_scaled is not None and is_scaled(table.module) else None
         tensor = find_table(table.module, parameter, subject).tensor
     except NotEligibleError as error:
         return str(error)
@@ -179,5 +197,6 @@ def _why_staying(table: ModelTable, does_more: Callable[[nn.Module], bool] | Non
 
 
 def _no_table(model: nn.Module, left: Mapping[str, str]) -> str:
-    found = f"{len(left)} embeddings stay, such as {next(iter(left.values()))}" if left else "it has no embedding"
+    count = f"{len(left)} embeddings stay, such as" if len(left) > 1 else "its one embedding stays:"
+    found = f"{count} {next(iter(left.values()))}" if left else "it holds no nn.Embedding or VocabParallelEmbedding"
     return f"{type(model).__name__}: tables: none to move: {found}"

@@ -31,7 +31,7 @@ from ftw.sizes import parse_nbytes
 from ftw.table_modules import Table, check_table, find_table, table_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _CHUNK_NBYTES = 64 << 20
 _HELD_UNSEEN = (
@@ -115,12 +115,15 @@ def check_room(moves: Iterable[Move], max_pinned_bytes: int | None) -> None:
     )
 
 
-def make_move(move: Move) -> HostEmbedding:
-    """Move a table, and return the module that looks its rows up; whatever fails leaves all as it was."""
+def make_move(move: Move, wrap: Callable[[HostEmbedding], HostEmbedding] | None = None) -> HostEmbedding:
+    """Move a table, and return the module that looks its rows up; whatever fails leaves all as it was.
+
+    `wrap` makes the module that is returned of the one that owns the memory, before the table moves.
+    """
     source, nbytes = move.table.tensor.device, move.table.tensor.nbytes
     _empty_cache(source)  # so that what is measured is the table alone
     with MemoryWatch(source) as watch:
-        embedding = _move(move)
+        embedding = _move(move, wrap)
         _empty_cache(source)
         pinned = embedding.pinned_nbytes if move.reader.type == "cuda" else nbytes
         embedding.memory = watch.report("host", "offloaded", {move.name: pinned})
@@ -180,7 +183,7 @@ def _count_uses(tensor: Any) -> int:
     return int(tensor._use_count())
 
 
-def _move(move: Move) -> HostEmbedding:
+def _move(move: Move, wrap: Callable[[HostEmbedding], HostEmbedding] | None) -> HostEmbedding:
     """Copy a table to host memory, then let go of the original."""
     table, reader, name, own = move
     tensor = table.tensor
@@ -189,6 +192,8 @@ def _move(move: Move) -> HostEmbedding:
         stack.callback(buffer.close)
         rows = _rows_in(buffer, tensor)
         embedding = HostEmbedding(rows, name=name, buffer=buffer, vocab_range=table.vocab_range, device=reader, **own)
+        if wrap is not None:
+            embedding = wrap(embedding)
         if embedding.ggml_type is not None:
             prepare(embedding.ggml_type, reader)
         buffer.pin(reader)

@@ -1,9 +1,12 @@
 """Offloading all lookup tables of a model, of transformers and of any other, on a CPU."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from tiny_configs import tiny_config
 from torch import nn
 from transformers_models import bits_of, build, logits, random_ids
 from vocab_parallel import VocabParallelEmbedding
@@ -180,13 +183,141 @@ def test_vocab_parallel_embedding_moves_where_it_is_whole() -> None:
     assert "embed_tokens.weight: module: holds the ids 64 to 127 of 128, and its forward sums over" in refusal(model)
 
 
-def test_model_without_tables() -> None:
+def test_model_without_tables_to_move() -> None:
     model = Plain()
     ftw.offload(model)
-    line = "Plain: tables: none to move: 2 embeddings stay, such as position_embeddings: table: is a position embedding"
-    assert refusal(model).startswith(line)
-    assert not ftw.offload(model, strict=False).tables
+    stay = "embed_tokens: table: has been offloaded already"
+    assert refusal(model) == f"Plain: tables: none to move: 4 embeddings stay, such as {stay}"
+    again = ftw.offload(model, strict=False)
+    assert not again.tables
+    assert list(again.left) == ["embed_tokens", "features.0", "position_embeddings", "features.1"]
+    assert again.left["embed_tokens"] == stay
     assert "found a Linear, an nn.Embedding" in refusal(nn.Linear(2, 2))
+    assert refusal(nn.Sequential(nn.Linear(2, 2))) == (
+        "Sequential: tables: none to move: it holds no nn.Embedding or VocabParallelEmbedding"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    """
+    pos_embed rel_pos_emb pos_emb pe x_position_embeddings query_position_embeddings position_embedding_table
+    relative_attention_bias segment_embeddings time_embedding codebook row_embeddings positional_embedding.embedding
+    quantize.embedding
+    """.split(),
+)
+def test_large_table_that_is_no_embedding_of_tokens_by_its_name_stays(name: str) -> None:
+    model = nn.Module()
+    model.vision = nn.Module()
+    parent, _, leaf = name.rpartition(".")
+    if parent:
+        setattr(model.vision, parent, nn.Module())
+    setattr(model.vision.get_submodule(parent), leaf, nn.Embedding(1 << 18, 2))
+    assert f"vision.{name}: table: is by its name one of" in ftw.offload(model, strict=False).left[f"vision.{name}"]
+
+
+@pytest.mark.parametrize("hot_bytes", ["x", -1, 1.5], ids=str)
+def test_hot_bytes_are_looked_at_before_anything_moves(hot_bytes: object) -> None:
+    for model in (Plain(), build("Qwen3ForCausalLM")):
+        before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+        kinds = [type(module) for module in model.modules()]
+        with pytest.raises(ftw.LookupArgumentError):
+            ftw.offload(model, hot_bytes=hot_bytes)
+        assert [type(module) for module in model.modules()] == kinds
+        assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
+
+
+@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "Gemma3ForCausalLM"])
+def test_table_whose_hot_rows_have_no_room_stays_where_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = build(name), random_ids(1, 5)
+    expected = logits(model, ids)
+    embedding, weight = model.get_input_embeddings(), model.get_input_embeddings().weight
+    address = weight.data_ptr()
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ftw.embedding.make_hot_rows", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            ftw.offload(model, hot_bytes=1024)
+    assert model.get_input_embeddings() is embedding
+    assert (embedding.weight is weight, weight.data_ptr()) == (True, address)
+    assert torch.equal(logits(model, ids), expected)
+    del weight
+    assert "model.embed_tokens" in ftw.offload(model, hot_bytes=1024).tables
+
+
+def keep_in_list(model: nn.Module) -> None:
+    model.kept = [model.embed_tokens]
+
+
+def keep_in_dict(model: nn.Module) -> None:
+    model.kept = {"a": model.embed_tokens}
+
+
+def keep_beside(model: nn.Module) -> None:
+    object.__setattr__(model.head, "kept", model.embed_tokens)
+
+
+def keep_a_method(model: nn.Module) -> None:
+    model.kept = model.embed_tokens.forward
+
+
+@pytest.mark.parametrize(
+    ("keep", "place"),
+    [
+        (keep_in_list, "kept[0]"),
+        (keep_in_dict, "kept['a']"),
+        (keep_beside, "head.kept"),
+        (keep_a_method, "kept"),
+    ],
+    ids=["list", "dict", "attribute", "method"],
+)
+def test_module_that_is_kept_elsewhere_in_the_model_too_is_refused(
+    keep: Callable[[nn.Module], None], place: str
+) -> None:
+    """What reads it there would go on with the old module."""
+    model = Plain()
+    keep(model)
+    assert refusal(model).startswith(f"embed_tokens.weight: memory: is also held by {place} of Plain")
+    assert isinstance(model.embed_tokens, nn.Embedding)
+    assert list(ftw.offload(model, strict=False).tables) == ["features.0"]
+
+
+def test_forward_that_reads_the_weight_is_told_where_the_table_is() -> None:
+    """Nothing tells so beforehand."""
+
+    class Reading(Plain):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(self.embed_tokens(ids), self.embed_tokens.weight)
+
+    model = Reading()
+    ftw.offload(model)
+    words = "embed_tokens.weight: weight: a table in host memory has none, table is the tensor; keep it on the GPU for"
+    with pytest.raises(AttributeError, match=words):
+        model(IDS)
+    assert not hasattr(model.embed_tokens, "weight")
+
+
+def test_closing_goes_on_where_one_table_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = ftw.offload(Plain())
+    first, second = result.tables.values()
+    monkeypatch.setattr(second, "close", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        result.close()
+    with pytest.raises(ftw.ClosedError):
+        first(IDS)
+
+
+def test_class_that_is_called_in_a_way_of_its_own_is_refused() -> None:
+    class Calling(nn.Embedding):
+        def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+            return 2 * super().__call__(ids)
+
+    model = Plain()
+    model.embed_tokens = Calling(64, 8)
+    assert refusal(model).startswith("embed_tokens.weight: module: Calling does more in its forward")
 
 
 def test_what_describes_one_table_is_no_option_of_a_model() -> None:
@@ -248,6 +379,41 @@ def test_per_layer_table_of_a_tied_model_moves_where_that_is_allowed() -> None:
     assert list(result.tables) == ["model.embed_tokens_per_layer"]
     assert "is also held by lm_head.weight" in result.left["model.embed_tokens"]
     assert torch.equal(logits(model, ids), expected)
+
+
+def test_table_that_the_driver_refuses_leaves_the_first_one_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ftw.pinned import PinnedBuffer
+
+    pinned: list[PinnedBuffer] = []
+
+    def pin(buffer: PinnedBuffer, device: torch.device) -> None:
+        if pinned:
+            raise ftw.PinError("refused")
+        pinned.append(buffer)
+
+    monkeypatch.setattr(PinnedBuffer, "pin", pin)
+    model = build("Gemma3nForCausalLM")
+    with pytest.raises(ftw.PinError, match="refused"):
+        ftw.offload(model)
+    assert type(model.get_input_embeddings()) is TransformersEmbedding
+    with pytest.raises(ftw.FtwError, match="load the model with embed='gpu' to resize it"):
+        model.resize_token_embeddings(300)
+
+
+def test_transformers_model_has_nothing_to_move_twice() -> None:
+    model = build("Qwen3ForCausalLM")
+    ftw.offload(model)
+    line = "Qwen3ForCausalLM: tables: none to move: its one embedding stays: model.embed_tokens: table: has been off"
+    assert refusal(model).startswith(line)
+    assert list(ftw.offload(model, strict=False).left) == ["model.embed_tokens"]
+
+
+def test_position_tables_of_a_tower_stay() -> None:
+    config = tiny_config("Qwen3VLForConditionalGeneration", tie=False)
+    config.vision_config.num_position_embeddings = 1 << 14
+    result = ftw.offload(transformers.Qwen3VLForConditionalGeneration(config))
+    assert list(result.tables) == ["model.language_model.embed_tokens"]
+    assert list(result.left) == ["model.visual.pos_embed"]
 
 
 def test_position_table_of_gpt2_stays() -> None:

@@ -8,9 +8,9 @@ import ftw
 
 NAMES = """
 Checkpoint CheckpointError ClosedError ConversionResult DeviceError FtwError HostEmbedding LoadedModel
-LookupArgumentError MemoryReport ModelConfig NotEligibleError OutputError PinError Report SharedMemoryError
-SourceNotFoundError TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory offload
-open_checkpoint verify
+LookupArgumentError MemoryReport ModelConfig NotEligibleError OffloadedModel OutputError PinError Report
+SharedMemoryError SourceNotFoundError TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory
+offload open_checkpoint verify
 """.split()
 
 

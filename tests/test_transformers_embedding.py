@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import io
 import re
 from pathlib import Path
 
@@ -98,6 +99,62 @@ def test_weight_tells_what_libraries_ask_for(saved: Saved, model: PreTrainedMode
     assert torch.equal(weight.data, expected)
     for index in (5, 127, -1, slice(2, 4), (3, slice(None)), (slice(None), 2)):
         assert torch.equal(bits_of(weight[index]), bits_of(expected[index]))
+
+
+def test_weight_is_no_operand_and_says_where_the_table_is(model: PreTrainedModel) -> None:
+    weight, row = embedding_of(model).weight, torch.ones(1, 16, dtype=torch.bfloat16)
+    for use in (
+        lambda: nn.functional.linear(row, weight),
+        lambda: row @ weight,
+        lambda: weight @ row,
+        lambda: torch.cat([row, weight]),
+        lambda: weight.__setitem__(0, 1),
+        lambda: weight.requires_grad_(True),
+        lambda: setattr(weight, "requires_grad", True),
+    ):
+        with pytest.raises(TypeError, match=f"{TABLE}: table: is in host memory.* load the model with embed='gpu'"):
+            use()
+    with pytest.raises(AttributeError, match=f"{TABLE}: table: is in host memory, what stands .* has no 'T'; table is"):
+        weight.T  # noqa: B018
+    assert not hasattr(weight, "quant_state")
+    assert not weight.requires_grad_(False).requires_grad
+
+
+def test_weight_tells_what_costs_nothing(saved: Saved, model: PreTrainedModel) -> None:
+    weight, expected = embedding_of(model).weight, saved.load().get_input_embeddings().weight
+    for name in ("ndim", "nbytes", "is_meta", "is_cuda", "grad"):
+        assert getattr(weight, name) == getattr(expected, name)
+    for name in ("dim", "element_size", "is_floating_point", "numel", "__len__"):
+        assert getattr(weight, name)() == getattr(expected, name)()
+    assert weight.detach() is weight
+    model.to("meta")
+    assert embedding_of(model).weight.is_meta
+
+
+def test_head_is_not_tied_to_a_table_in_host_memory(model: PreTrainedModel) -> None:
+    ids = random_ids(1, 5)
+    expected = logits(model, ids)
+    model.tie_weights()  # there is nothing to tie
+    model.config.tie_word_embeddings = True
+    with pytest.raises(ftw.FtwError) as caught:
+        model.tie_weights()
+    assert str(caught.value) == (
+        f"{TABLE}: table: is in host memory, so nothing can be tied to it; load the model with embed='gpu' to tie it"
+    )
+    assert torch.equal(logits(model, ids), expected)
+
+
+def test_model_cannot_be_pickled_and_names_the_way_out(model: PreTrainedModel) -> None:
+    with pytest.raises(TypeError, match=r"cannot be pickled; save the state dict of its model instead$"):
+        torch.save(model, io.BytesIO())
+
+
+def test_state_dict_of_another_dtype_is_compared_as_it_would_be_written(saved: Saved, model: PreTrainedModel) -> None:
+    state = {name: tensor.float() for name, tensor in saved.load().state_dict().items()}
+    assert not model.load_state_dict(state).missing_keys
+    state[TABLE] *= 2
+    with pytest.raises(RuntimeError, match="found other bytes than those in host memory"):
+        model.load_state_dict(state)
 
 
 def test_weight_follows_the_model(model: PreTrainedModel) -> None:

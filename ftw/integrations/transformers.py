@@ -21,8 +21,8 @@ from ftw.errors import NotEligibleError, printable
 from ftw.integrations.transformers_config import check_model_class, check_options
 from ftw.integrations.transformers_embedding import (
     TransformersEmbedding,
+    guard_tables,
     input_embeddings,
-    refuse_resizing,
     scale_of,
     take_place,
     weight_of,
@@ -142,18 +142,19 @@ def offload_model(
     def wrap(table: ModelTable, host: HostEmbedding, hot: int | str | None) -> HostEmbedding:
         return take_place(table.module, host, devices[table.path], hot)
 
-    result = offload_tables(
-        model,
-        tables,
-        device=device,
-        max_pinned_bytes=max_pinned_bytes,
-        hot_bytes=hot_bytes,
-        strict=strict,
-        does_more=is_scaled,
-        wrap=wrap,
-    )
-    refuse_resizing(model)
-    return result
+    try:
+        return offload_tables(
+            model,
+            tables,
+            device=device,
+            max_pinned_bytes=max_pinned_bytes,
+            hot_bytes=hot_bytes,
+            strict=strict,
+            is_scaled=is_scaled,
+            wrap=wrap,
+        )
+    finally:  # tables that have moved before one that may not stay moved
+        guard_tables(model)
 
 
 def close(model: nn.Module) -> None:

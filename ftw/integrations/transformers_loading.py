@@ -21,7 +21,7 @@ from ftw import offloader
 from ftw.checkpoint import Checkpoint, open_checkpoint
 from ftw.errors import CheckpointError, FtwError, NotEligibleError, printable
 from ftw.integrations.transformers_config import ModelRecipe, foreign_code, read_generation_config, read_recipe
-from ftw.integrations.transformers_embedding import refuse_resizing, scale_of, take_place, weight_of
+from ftw.integrations.transformers_embedding import guard_tables, scale_of, take_place, weight_of
 from ftw.integrations.transformers_weights import LazyWeights, TiesOfTables
 from ftw.loader import load
 from ftw.memory import MemoryWatch
@@ -75,7 +75,7 @@ def load_model(request: Request, reason: str = "") -> PreTrainedModel:
             undo.callback(loaded.close)
             model, marked = _load_weights(checkpoint, recipe, loaded, request)
             embeddings = _place_tables(model, marked, loaded, request, undo)
-            refuse_resizing(model)
+            guard_tables(model)
             nn.Module.to(model, request.device)
             undo.pop_all()
         is_gpu = request.device.type == "cuda"
