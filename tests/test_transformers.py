@@ -259,9 +259,9 @@ def test_options_of_the_config_are_those_of_from_pretrained(qwen3: Saved, model_
         assert found.to_dict() == expected.to_dict()
         assert (found.use_cache, found.output_hidden_states, found.num_labels) == (False, True, 3)
     else:  # a head of three labels, which the checkpoint lacks
-        assert "score.weight: Qwen3ForSequenceClassification needs it" in line_of(
-            qwen3.folder, ftw.CheckpointError, model_class=model_class, num_labels=3
-        )
+        line = line_of(qwen3.folder, ftw.CheckpointError, model_class=model_class, num_labels=3)
+        assert "score.weight: Qwen3ForSequenceClassification needs it, the checkpoint lacks it" in line
+        assert line.endswith("none is made up here, name a class that has all its weights there")
 
 
 def test_option_of_the_class_itself_goes_there(qwen3: Saved) -> None:
@@ -520,7 +520,7 @@ def test_unknown_model_is_refused(qwen3: Saved, change: dict[str, Any], words: s
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hidden_size": "x"}, "hidden_size"),
+        ({"hidden_size": "x"}, "got str"),
         ({"num_attention_heads": 0}, "ZeroDivisionError"),
         ({"hidden_act": "nope"}, "KeyError: 'nope'"),
         ({"rope_parameters": {"rope_type": "nope", "rope_theta": 1e4}}, "nope"),

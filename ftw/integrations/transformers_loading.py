@@ -133,7 +133,7 @@ def _load_weights(
                 trust_remote_code=False,
                 **recipe.options,
             )
-        _check_complete(checkpoint, model_class, info)
+        _check_complete(checkpoint, model_class, info, is_named=request.model_class is not None)
         if model.can_generate() and "generation_config" not in recipe.options:
             model.generation_config = read_generation_config(checkpoint) or model.generation_config
         # transformers 4 takes all weights, those that it has no use for, too.
@@ -156,9 +156,14 @@ def _tie_error(checkpoint: Checkpoint, model_class: type[PreTrainedModel], table
     return NotEligibleError(f"{printable(checkpoint.source)}: {printable(table)}: {problem}; {_WAY_OUT}")
 
 
-def _check_complete(checkpoint: Checkpoint, model_class: type[PreTrainedModel], info: Mapping[str, Any]) -> None:
+def _check_complete(
+    checkpoint: Checkpoint, model_class: type[PreTrainedModel], info: Mapping[str, Any], *, is_named: bool
+) -> None:
     """Check that nothing of a model is left to chance; what transformers may leave out it has left out itself."""
-    for name, found, wanted in sorted(info["mismatched_keys"], key=str):
+    for entry in sorted(info["mismatched_keys"], key=str):
+        if isinstance(entry, str):  # transformers 4 does not tell the shapes
+            raise CheckpointError(checkpoint.source, entry, f"{model_class.__name__} has another shape there")
+        name, found, wanted = entry
         problem = f"found {list(found)}, {model_class.__name__} has {list(wanted)} there"
         raise CheckpointError(checkpoint.source, name, problem)
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
@@ -167,7 +172,8 @@ def _check_complete(checkpoint: Checkpoint, model_class: type[PreTrainedModel], 
         strange = (
             f"; it has {len(unexpected)} that the model lacks, such as {printable(unexpected[0])}" if unexpected else ""
         )
-        problem = f"{model_class.__name__} needs it{others}, the checkpoint lacks it{strange}; {_ALLOWED}"
+        advice = "none is made up here, name a class that has all its weights there" if is_named else _ALLOWED
+        problem = f"{model_class.__name__} needs it{others}, the checkpoint lacks it{strange}; {advice}"
         raise CheckpointError(checkpoint.source, missing[0], problem)
 
 
