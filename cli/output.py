@@ -16,13 +16,27 @@ _WIDTH_OF_FILES = 1 << 16  # of a table that goes to a file or a pipe: names the
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object, in ASCII where stdout cannot show its text: a name may hold bytes that are no UTF-8."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    """Print one JSON object, piece by piece.
+
+    A character that stdout cannot show, or that would act on a terminal, becomes an escape of JSON.
+    """
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
+        sys.stdout.write(piece if piece.isascii() and piece.isprintable() else _escaped(piece))
+    print()
+
+
+def _escaped(piece: str) -> str:
+    """Return a piece of JSON, in which a line feed stands between two values alone, with escapes."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return "".join(char if char == "\n" or _is_shown(char, encoding) else json.dumps(char)[1:-1] for char in piece)
+
+
+def _is_shown(char: str, encoding: str) -> bool:
     try:
-        text.encode(sys.stdout.encoding or "utf-8")
+        char.encode(encoding)
     except UnicodeEncodeError:
-        text = json.dumps(value, indent=2)
-    print(text)
+        return False
+    return char.isprintable()
 
 
 def print_line(text: str) -> None:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ftw.bulk_read import Part, read_parts
-from ftw.config import ModelConfig, read_model_config
+from ftw.config import CONFIG_NAME, ModelConfig, read_model_config
 from ftw.df11 import find_df11_tables
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
 from ftw.gguf_config import parse_gguf_config
 from ftw.host_memory import HostMemory, align_up
 from ftw.hub import HubPath
+from ftw.links import leads_out
 from ftw.readers import open_reader
-from ftw.readers.ftw import GGUF_METADATA_NAME
+from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, iter_content
 from ftw.readers.gguf import read_gguf_metadata
 from ftw.source import locate_source, resolve_source
 from ftw.strict_json import shown
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 CHUNK_NBYTES = 16 << 20
 _PARALLEL_NBYTES = 2 * CHUNK_NBYTES  # one chunk, cold or warm, a thread alone reads faster (2 cores; 2026-11-30)
-_HASH_NBYTES = 1 << 20  # at a time
 _SWAP_NBYTES = 512 << 10  # at a time, so that a copy stays in the processor's cache
 
 
@@ -52,7 +52,7 @@ class Checkpoint:
     def __init__(self, reader: Reader, source: str, path: Path, *, decode_df11: bool = False) -> None:
         self.source = source
         self.path = path
-        self.config = _read_config(reader)
+        self.config, self._warnings = _read_config(reader)
         tables = find_df11_tables(source, reader.tensors, self.config) if decode_df11 else []
         self.decoded: Mapping[str, tuple[str, ...]] = {table.tensor.name: table.part_names for table in tables}
         self._df11 = {table.tensor.name: table for table in tables}
@@ -99,7 +99,7 @@ class Checkpoint:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was taken one way and could have been meant another."""
-        return self._reader.warnings
+        return (*self._reader.warnings, *self._warnings)
 
     @property
     def derived_files(self) -> tuple[DerivedFile, ...]:
@@ -256,34 +256,47 @@ def _in_place_of_parts(tensors: Mapping[str, TensorInfo], tables: list[Df11Table
     return {tensor.name: tensor for tensor in (plain.get(name, stored) for name, stored in tensors.items())}
 
 
-def _read_config(reader: Reader) -> ModelConfig:
-    """Read a GGUF's own metadata, those that an FTW made from one holds a copy of, or config.json."""
+def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
+    """Read a GGUF's own metadata, those that an FTW made from one holds a copy of, or config.json; return warnings too.
+
+    A config.json that is a link out of the folder is not read, as a conversion does not copy it.
+    """
     if reader.format == "gguf":
-        return parse_gguf_config(reader.metadata, reader.files[0].path)
-    copy = reader.folder / GGUF_METADATA_NAME
-    if reader.format == "ftw":
-        _check_copy(reader, copy)
-        if copy.exists() or copy.is_symlink():  # a link to nothing is a broken checkpoint
-            return parse_gguf_config(read_gguf_metadata(copy), copy)
-    return read_model_config(reader.folder)
+        return parse_gguf_config(reader.metadata, reader.files[0].path), ()
+    if isinstance(reader, FtwReader):
+        _check_copy(reader)
+        if reader.gguf_metadata is not None:
+            path = reader.gguf_metadata.path
+            return parse_gguf_config(read_gguf_metadata(path), path), ()
+    if leads_out(reader.folder / CONFIG_NAME, reader.folder):
+        return ModelConfig(), (f"{CONFIG_NAME} is a link that leads out of the folder, and is not read",)
+    return read_model_config(reader.folder), ()
 
 
-def _check_copy(reader: Reader, copy: Path) -> None:
+def _check_copy(reader: FtwReader) -> None:
     """Check the copy of a GGUF's metadata against the index, where that records it: a verdict rests on it."""
     own = reader.metadata.get("ftw")
     derived = own.get("derived") if isinstance(own, dict) else None
-    for entry in derived if isinstance(derived, list) else []:
-        if not isinstance(entry, dict) or entry.get("name") != GGUF_METADATA_NAME:
-            continue
-        if not copy.is_file():
-            raise CheckpointError(copy, "file", "is missing, the index says that the checkpoint has it")
-        hasher = xxhash.xxh3_64()
-        with copy.open("rb") as file:
-            while chunk := file.read(_HASH_NBYTES):
-                hasher.update(chunk)
-        found = hasher.hexdigest()
-        if found != entry.get("xxh3_64"):
-            raise CheckpointError(copy, "file", f"checksum is {found}, the index says {shown(entry.get('xxh3_64'))}")
+    recorded = derived if isinstance(derived, list) else []
+    entries = [entry for entry in recorded if isinstance(entry, dict) and entry.get("name") == GGUF_METADATA_NAME]
+    if len(entries) > 1:
+        problem = f"'{GGUF_METADATA_NAME}' occurs {len(entries)} times, names must be unique"
+        raise CheckpointError(reader.folder / INDEX_NAME, "derived", problem)
+    if not entries:
+        return
+    entry, copy = entries[0], reader.gguf_metadata
+    if copy is None:
+        path = reader.folder / GGUF_METADATA_NAME
+        raise CheckpointError(path, "file", "is missing, the index says that the checkpoint has it")
+    if entry.get("bytes", copy.nbytes) != copy.nbytes:
+        problem = f"is {copy.nbytes} bytes long, the index says {shown(entry['bytes'])}"
+        raise CheckpointError(copy.path, "file", problem)
+    hasher = xxhash.xxh3_64()
+    for piece in iter_content(copy):
+        hasher.update(piece)
+    if hasher.hexdigest() != entry.get("xxh3_64"):
+        problem = f"checksum is {hasher.hexdigest()}, the index says {shown(entry.get('xxh3_64'))}"
+        raise CheckpointError(copy.path, "file", problem)
 
 
 def _bytes_of(buffer: Any) -> memoryview:

@@ -17,6 +17,7 @@ from ftw.index_file import iter_index_without_checksums
 from ftw.layout import Layout, plan_layout
 from ftw.placement import Placement, plan_placement
 from ftw.readers._ftw_index import MAX_OTHERS
+from ftw.readers.ftw import check_gguf_metadata_size
 from ftw.strict_json import MAX_NBYTES
 from ftw.verdict import judge
 
@@ -44,6 +45,7 @@ class ConversionPlan:
         layout: Where each tensor goes.
         placement: Which tables are laid out for the host.
         tables: All lookup tables of the source, with their verdicts.
+        host_tables: Those of them that are laid out for the host.
         decoded: Tensors that are decoded, and the source's tensors that they come from.
         metadata_files: Files that are copied beside the weights, relative to the source's folder.
         derived_files: Files that are written beside them, of what the source keeps among its weights.
@@ -57,6 +59,7 @@ class ConversionPlan:
     layout: Layout
     placement: Placement
     tables: tuple[TableVerdict, ...]
+    host_tables: frozenset[TableVerdict]
     decoded: dict[str, tuple[str, ...]]
     metadata_files: tuple[Path, ...]
     derived_files: tuple[DerivedFile, ...]
@@ -78,7 +81,7 @@ class ConversionPlan:
 
     def is_on_host(self, table: TableVerdict) -> bool:
         """Tell whether a table is laid out for the host."""
-        return table in self.placement.host_tables
+        return table in self.host_tables
 
 
 def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> ConversionPlan:
@@ -96,6 +99,8 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     layout = plan_layout(tensors, shard_limit)
     files, beside = metadata_files.choose(checkpoint)
     derived = checkpoint.derived_files
+    for file in derived:
+        check_gguf_metadata_size(checkpoint.folder, file.nbytes)
     left_out = (*checkpoint.left_out, *beside)
     extra = _index_extra(checkpoint, placement, _metadata_names(files, derived), derived, left_out)
     hasher, nbytes = xxhash.xxh3_128(), 0
@@ -105,12 +110,13 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     if nbytes > MAX_NBYTES:
         found = f"{len(layout.tensors)} of them would take an index of {nbytes} bytes"
         raise CheckpointError(checkpoint.folder, "tensors", f"{found}, at most {MAX_NBYTES} are allowed")
-    for file in checkpoint.files:
-        hasher.update(_state_of(file.path))
+    for weights in checkpoint.files:
+        hasher.update(_state_of(weights.path))
     return ConversionPlan(
         layout=layout,
         placement=placement,
         tables=verdict.tables,
+        host_tables=frozenset(placement.host_tables),
         decoded=dict(checkpoint.decoded),
         metadata_files=files,
         derived_files=derived,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from ftw.errors import CheckpointError, printable
 from ftw.hub_file import HubFile, fetch_heads
 from ftw.links import stays_inside
-from ftw.strict_json import MAX_NBYTES
+from ftw.strict_json import MAX_NBYTES, is_count, shown
 from ftw.weight_file import WeightFile
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ _HUB_ID = re.compile(
     r"(?P<inside>(?:/[^/]+)*)"
 )
 _LIST_TREE_FROM = 50_000  # files; the hub cuts the short listing of a larger repository
-
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_PART_NBYTES = 255  # of a name between slashes, by Linux
 _MAX_KEPT_NBYTES = 1 << 20  # of one small file
 
 
@@ -84,6 +86,7 @@ def list_repository(hub_id: HubId) -> HubRepository:
 
     Raises:
         HFValidationError: No repository can have such a name.
+        CheckpointError: The listing names what cannot lie in a folder; names and hashes become paths of the cache.
         Exception: Any of `ftw.hub_errors.http_errors()`.
     """
     from huggingface_hub import HfApi, constants
@@ -93,15 +96,40 @@ def list_repository(hub_id: HubId) -> HubRepository:
     timeout = constants.HF_HUB_ETAG_TIMEOUT
     info = api.model_info(hub_id.repo_id, revision=hub_id.revision, files_metadata=True, timeout=timeout)
     root = hub_id._replace(inside="")
-    if info.sha is None:
-        raise CheckpointError(str(root), "repository", "the hub does not tell its commit")
+    if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
+        problem = f"the hub lists the commit {shown(info.sha)}, 40 hexadecimal digits are needed"
+        raise CheckpointError(str(root), "repository", problem)
     files = [(file.rfilename, file.size, file.lfs) for file in info.siblings or ()]
     if len(files) >= _LIST_TREE_FROM:
         tree = api.list_repo_tree(hub_id.repo_id, revision=info.sha, recursive=True)
         files = [(file.path, file.size, file.lfs) for file in tree if isinstance(file, RepoFile)]
+    sha256s = {}
+    for name, nbytes, lfs in files:
+        _check_name(root, name)
+        if nbytes is not None and not is_count(nbytes):
+            raise _listing_error(root, name, f"of {shown(nbytes)} bytes, a number is needed")
+        if lfs is not None:
+            sha256s[name] = lfs.sha256
+            if not isinstance(lfs.sha256, str) or not _SHA256.fullmatch(lfs.sha256):
+                raise _listing_error(root, name, f"of SHA-256 {shown(lfs.sha256)}, 64 hexadecimal digits are needed")
     sizes = {name: nbytes for name, nbytes, _ in files}
-    sha256s = {name: lfs.sha256 for name, _, lfs in files if lfs is not None}
-    return HubRepository(root, info.sha, sizes, _folders_of(sizes), sha256s)
+    folders = _folders_of(sizes)
+    both = next((name for name in sizes if name in folders), None)
+    if both is not None:
+        raise _listing_error(root, both, "and a folder of the same name")
+    return HubRepository(root, info.sha, sizes, folders, sha256s)
+
+
+def _check_name(root: HubId, name: str) -> None:
+    """Check that a listed name is one of a file below the repository's folder, on this machine too."""
+    parts = name.split("/")
+    is_plain = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
+    if not is_plain or any(len(part.encode()) > _MAX_PART_NBYTES for part in parts):
+        raise _listing_error(root, name, "which cannot lie in a folder")
+
+
+def _listing_error(root: HubId, name: str, problem: str) -> CheckpointError:
+    return CheckpointError(str(root), "repository", f"the hub lists a file {shown(name)} {problem}")
 
 
 def _folders_of(names: Iterable[str]) -> dict[str, list[str]]:

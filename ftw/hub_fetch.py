@@ -18,9 +18,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftw.errors import SourceNotFoundError
+from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.hub_errors import http_errors, refusal
 from ftw.hub_retry import wait_to_retry
+from ftw.links import stays_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,7 +65,8 @@ def _download(repository: HubRepository, wanted: list[str], unwanted: list[str])
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    failures: tuple[type[Exception], ...] = (*http_errors(), OSError, RuntimeError)  # RuntimeError is hf_xet's
+    failures: tuple[type[Exception], ...] = (*http_errors(), OSError, RuntimeError, ValueError)
+    # RuntimeError is hf_xet's; ValueError that of a name that a second listing has and the first had not.
     repo_id, commit = repository.hub_id.repo_id, repository.commit
     try:
         return Path(snapshot_download(repo_id, revision=commit, allow_patterns=wanted, ignore_patterns=unwanted))
@@ -86,7 +88,7 @@ def _absent(repository: HubRepository, names: Iterable[str]) -> set[str]:
     for name in names:
         path = _find_cached(repository, name)
         if path and _has_other_size(repository, name, path):
-            _delete(path)
+            _delete(repository, path)
             path = None
         if path is None:
             absent.add(name)
@@ -95,11 +97,8 @@ def _absent(repository: HubRepository, names: Iterable[str]) -> set[str]:
 
 def _delete_overlong_parts(repository: HubRepository, new: Iterable[str]) -> None:
     """Delete parts of files that are longer than the file: huggingface_hub before 2 would continue them for ever."""
-    from huggingface_hub import constants
-
-    blobs = Path(constants.HF_HUB_CACHE, f"models--{repository.hub_id.repo_id.replace('/', '--')}", "blobs")
     for name in new:
-        part = blobs / f"{repository.sha256s.get(name)}.incomplete"
+        part = _entry(repository) / "blobs" / f"{repository.sha256s.get(name)}.incomplete"
         if part.is_file() and part.stat().st_size > (repository.sizes[name] or 0):
             part.unlink()
 
@@ -118,7 +117,7 @@ def _take_good(repository: HubRepository, new: set[str]) -> str:
             problem = problem or f"{name} did not come"
         elif _has_other_size(repository, name, path):
             problem = f"{name} came with {path.stat().st_size} bytes, the hub lists {repository.sizes[name]}"
-            _delete(path)
+            _delete(repository, path)
         else:
             came[name] = path
     pool = ThreadPoolExecutor(_MAX_HASHERS, "ftw-sha256")
@@ -131,7 +130,7 @@ def _take_good(repository: HubRepository, new: set[str]) -> str:
                 new.discard(name)
             else:
                 problem = f"{name} came with SHA-256 {found}, the hub lists {listed}"
-                _delete(path)
+                _delete(repository, path)
     finally:
         pool.shutdown(cancel_futures=True)
     return problem
@@ -157,9 +156,24 @@ def _sha256(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def _delete(path: Path) -> None:
-    """Delete a damaged file of a snapshot, and its blob."""
-    path.resolve().unlink(missing_ok=True)
+def _entry(repository: HubRepository) -> Path:
+    """Return the folder of the cache that is the repository's."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE, f"models--{repository.hub_id.repo_id.replace('/', '--')}")
+
+
+def _delete(repository: HubRepository, path: Path) -> None:
+    """Delete a damaged file of a snapshot, and its blob.
+
+    Raises:
+        CheckpointError: It lies outside of the repository's folder of the cache, or is a link that leads there.
+    """
+    entry, blob = _entry(repository), path.resolve()
+    snapshots = os.path.join(os.path.abspath(entry), "snapshots", "")
+    if not os.path.abspath(path).startswith(snapshots) or not stays_inside(blob, entry):
+        raise CheckpointError(path, "file", f"is damaged, but not in {entry}; it is not deleted")
+    blob.unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 

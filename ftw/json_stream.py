@@ -2,7 +2,7 @@
 
 A header of 100 MB may hold 33 million empty lists, which as Python objects take 2.4 GB. Here the text passes through a
 window; objects and lists that a caller walks are never there as a whole, and a value that it reads is at most 1 MiB of
-text, or, a string, 4 MiB. What `ftw.strict_json` refuses is refused here.
+text, or, a string, 4 MiB; a key 64 Ki characters. What `ftw.strict_json` refuses is refused here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from ftw.errors import CheckpointError
 from ftw.strict_json import (
     LONG_INTEGER,
     MAX_DEPTH,
+    NESTED,
     SURROGATE,
     describe_json_error,
     duplicate_key,
+    is_shallow,
     is_unicode,
     json_type,
     make_decoder,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 WINDOW_NBYTES = 256 << 10
 MAX_VALUE = 1 << 20  # characters of one value; as Python objects they take up to 26 MiB
+MAX_KEY = 64 << 10  # characters of a key, such as a tensor's name
 MAX_STRING = 4 << 20  # of a string, which takes up to 4 bytes for each, here and in the window
 _SPACE = re.compile(r"[ \t\n\r]*")
 # Most members by one pattern: what separates them, and a key without escapes.
@@ -58,6 +61,7 @@ class JsonStream:
         self._nbytes = 0  # that were read
         self._is_ended = False
         self._has_surrogates = False
+        self._depth = 0  # of the objects and lists being walked
 
     @property
     def position(self) -> int:
@@ -69,7 +73,7 @@ class JsonStream:
         return _TYPES.get(self._peek(), "")
 
     def describe(self) -> str:
-        """Return what the next value is, for a message; it may be taken, where it is neither of the three.
+        """Return what the next value is, for a message; it is taken where it is none of the three.
 
         Raises:
             CheckpointError: It is no JSON.
@@ -85,11 +89,15 @@ class JsonStream:
         if self._peek() != "{":
             raise self._error(f"holds {self.describe()}, an object is needed")
         self._at += 1
+        self._depth += 1
         keys: set[str] = set()
         if self._take("}"):
+            self._depth -= 1
             return
         key = self._read_key()
         while True:
+            if len(key) > MAX_KEY:
+                raise self._error(f"holds a key of more than {MAX_KEY} characters, before character {self.position}")
             if key in keys:
                 raise self._error(duplicate_key(key))
             keys.add(key)
@@ -100,6 +108,7 @@ class JsonStream:
             elif self._take(","):
                 key = self._read_key()
             elif self._take("}"):
+                self._depth -= 1
                 return
             else:
                 raise self._syntax_error("expecting ',' delimiter")
@@ -112,11 +121,14 @@ class JsonStream:
         """
         self._peek()
         self._at += 1
+        self._depth += 1
         if self._take("]"):
+            self._depth -= 1
             return
         while True:
             yield
             if self._take("]"):
+                self._depth -= 1
                 return
             if not self._take(","):
                 raise self._syntax_error("expecting ',' delimiter")
@@ -127,7 +139,9 @@ class JsonStream:
         Raises:
             CheckpointError: Its text is refused, or too long.
         """
-        limit = MAX_STRING if self._peek() == '"' else MAX_VALUE
+        return self._read_value(MAX_STRING if self._peek() == '"' else MAX_VALUE)
+
+    def _read_value(self, limit: int) -> Any:
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
@@ -140,13 +154,17 @@ class JsonStream:
                     ) from None
                 raise self._error(describe_json_error(error, self._start)) from error
             except RecursionError as error:
-                raise self._error(f"is nested too deeply, at most {MAX_DEPTH} levels are allowed") from error
+                raise self._error(NESTED) from error
             except CheckpointError:
                 raise
             except ValueError as error:  # an integer of more than 4300 digits
                 raise self._error(LONG_INTEGER) from error
             if end + 2 < len(self._text) or not self._fill():  # a number may go on in the next window: 1.|5, 1e+|5
                 break
+        # Brackets are counted first: 100,000 entries of a header are flat.
+        opened = self._text.count("[", self._at, end) + self._text.count("{", self._at, end)
+        if opened + self._depth > MAX_DEPTH and not is_shallow(value, self._depth):
+            raise self._error(NESTED)
         if self._has_surrogates and not is_unicode(value):
             raise self._error("holds half a surrogate pair, which is not Unicode")
         self._at = end
@@ -164,7 +182,7 @@ class JsonStream:
     def _read_key(self) -> str:
         if self._peek() != '"':
             raise self._syntax_error("expecting a property name in double quotes")
-        key: str = self.read_value()
+        key: str = self._read_value(MAX_KEY + 2)  # with its quotes; escapes may make it shorter
         if not self._take(":"):
             raise self._syntax_error("expecting ':' delimiter")
         return key

@@ -1,6 +1,6 @@
 """Links in a checkpoint's folder: which of them stay in it, or in the blobs of its hub cache entry.
 
-huggingface_hub lays a repository out as …/snapshots/REVISION/FILE, links into …/blobs of the same entry.
+huggingface_hub lays a repository out as …/models--ORG--NAME/snapshots/COMMIT/FILE, links into …/blobs of that entry.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_ENTRIES = ("models--", "datasets--", "spaces--")
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Tell whether a path is a link to something that lies outside of a folder, and of its hub cache entry."""
+    return path.is_symlink() and path.exists() and not stays_inside(path, folder)
+
+
 def stays_inside(path: Path, folder: Path) -> bool:
     """Tell whether a path ends, all links followed, in a folder or in the blobs of its hub cache entry."""
     root = folder.resolve()
-    entries = [parent.parent for parent in root.parents if parent.name == "snapshots"]
+    snapshots = [parent for parent in root.parents if parent.name == "snapshots"]
+    entries = [parent.parent for parent in snapshots if parent.parent.name.startswith(_ENTRIES)]
     return not {root, *(entry / "blobs" for entry in entries)}.isdisjoint(path.resolve().parents)

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ftw.durable import fsync_folder
 from ftw.errors import CheckpointError
@@ -34,6 +34,7 @@ _WEIGHTS = (
 )  # fmt: skip
 _DEBRIS = ("*.incomplete", "*.lock", "*.tmp", "*.part", ".DS_Store")
 _DEBRIS_FOLDERS = frozenset({".git", ".cache", "__pycache__", ".ipynb_checkpoints"})
+_MAX_DEPTH = 64  # of folders in folders
 # What may lie beside a weight file and surely belongs to it.
 _WELL_KNOWN = frozenset(
     """
@@ -96,18 +97,28 @@ def _open_inside(path: Path, folder: Path) -> BinaryIO:
 
 def _walk(folder: Path) -> Iterator[Path]:
     """Yield the files below a folder, in order, and the folders that are links: they are not entered."""
-    for directory, folders, names in os.walk(folder, onerror=_raise):
-        folders[:] = sorted(name for name in folders if name not in _DEBRIS_FOLDERS)
-        links = [name for name in folders if os.path.islink(os.path.join(directory, name))]
-        yield from (Path(directory, name) for name in sorted(names + links))
+    pending = [(folder, 0)]
+    while pending:
+        directory, depth = pending.pop()
+        if depth > _MAX_DEPTH:
+            raise CheckpointError(directory, "folder", f"lies {depth} folders deep, at most {_MAX_DEPTH} are allowed")
+        with os.scandir(directory) as listed:
+            entries = sorted(listed, key=lambda entry: entry.name)
+        entries = [entry for entry in entries if entry.name not in _DEBRIS_FOLDERS or not _is_folder(entry)]
+        inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        yield from (directory / entry.name for entry in entries if not entry.is_dir(follow_symlinks=False))
+        pending += [(directory / name, depth + 1) for name in reversed(inner)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _well_known(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(_WELL_KNOWN) if os.path.lexists(folder / name)]
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
 
 
 def _reason_against(path: Path, folder: Path) -> str | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ftw.tensors import TensorInfo
 
 _MAX_NAMED = 8
+_MAX_SUFFIX = 80  # characters of what is named
 
 
 class Rows(NamedTuple):
@@ -80,8 +81,13 @@ def _problem_beside(
         return "df11", f"DF11 stores Huffman-coded exponents, so single rows cannot be read{option}"
     named = f"{scheme}: " if scheme else ""
     more = f" and {len(beside) - _MAX_NAMED} more" if len(beside) > _MAX_NAMED else ""
-    problem = f"{named}{', '.join(beside[:_MAX_NAMED])}{more} lie beside it, so its rows are not plain"
+    problem = f"{named}{', '.join(map(_cut, beside[:_MAX_NAMED]))}{more} lie beside it, so its rows are not plain"
     return "unsupported_encoding", problem
+
+
+def _cut(suffix: str) -> str:
+    """Return a suffix for a message: of names that nest, one may be in the message of each table."""
+    return suffix if len(suffix) <= _MAX_SUFFIX else f"{suffix[: _MAX_SUFFIX - 3]}..."
 
 
 def _problem_of_shapes(module: StoredModule, weights: list[TensorInfo], config: ModelConfig) -> str:

@@ -25,7 +25,8 @@ MAX_DEPTH = 128  # the bound of the safetensors library's parser; what is within
 _MAX_VALUES_NBYTES = 64 << 20
 _VALUE_NBYTES = 200
 _WIDE_NBYTES = 8
-_STRING = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
+_CHUNK_NBYTES = 256 << 10
+NESTED = f"is nested too deeply, at most {MAX_DEPTH} levels are allowed"
 LONG_INTEGER = "holds an integer of more digits than Python converts, 4300"
 _IMPOSTOR_NBYTES = 8
 _MAX_SHOWN = 80  # characters of a value in a message
@@ -46,9 +47,7 @@ def read_json_file(path: Path, *, allow_non_finite: bool = False) -> dict[str, A
     """
     with open_json_file(path) as file:
         text = file.read()
-    value = parse_json_object(text, path, "json", allow_non_finite=allow_non_finite)
-    check_depth(value, path, "json")
-    return value
+    return parse_json_object(text, path, "json", allow_non_finite=allow_non_finite)
 
 
 @contextlib.contextmanager
@@ -79,7 +78,7 @@ def parse_json_object(
     """Parse UTF-8 text that holds one JSON object.
 
     Raises:
-        CheckpointError: The text is not UTF-8, not JSON, not an object, nested too deeply to be parsed, of so many
+        CheckpointError: The text is not UTF-8, not JSON, not an object, nested deeper than `MAX_DEPTH`, of so many
             values that they would take more than 64 MiB, or holds a key twice, half a surrogate pair, or, unless they
             are allowed, NaN or an infinity.
     """
@@ -92,13 +91,15 @@ def parse_json_object(
     except json.JSONDecodeError as error:
         raise CheckpointError(path, subject, describe_json_error(error)) from error
     except RecursionError as error:
-        raise CheckpointError(path, subject, f"is nested too deeply, at most {MAX_DEPTH} levels are allowed") from error
+        raise CheckpointError(path, subject, NESTED) from error
     except CheckpointError:
         raise
     except ValueError as error:  # an integer of more than 4300 digits
         raise CheckpointError(path, subject, LONG_INTEGER) from error
     if not isinstance(value, dict):
         raise CheckpointError(path, subject, f"holds {json_type(value)}, an object is needed")
+    if not is_shallow(value):
+        raise CheckpointError(path, subject, NESTED)
     if SURROGATE.search(decoded) and not is_unicode(value):
         raise CheckpointError(path, subject, "holds half a surrogate pair, which is not Unicode")
     return value
@@ -135,16 +136,6 @@ def describe_json_error(error: json.JSONDecodeError, start: int = 0) -> str:
     return f"is not JSON: {found[0].lower()}{found[1:]} at character {start + error.pos}"
 
 
-def check_depth(value: dict[str, Any], path: Path, subject: str) -> None:
-    """Check that containers are nested at most `MAX_DEPTH` deep, so that what comes after may walk them by recursion.
-
-    Raises:
-        CheckpointError: They are nested deeper.
-    """
-    if not _is_shallow(value):
-        raise CheckpointError(path, subject, f"is nested too deeply, at most {MAX_DEPTH} levels are allowed")
-
-
 def is_count(value: object) -> TypeGuard[int]:
     """Tell whether a JSON value is a non-negative integer; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
@@ -162,8 +153,24 @@ def are_counts(value: object) -> TypeGuard[list[int]]:
     return False
 
 
+def is_shallow(value: object, depth: int = 0) -> bool:
+    """Tell whether containers are nested at most `MAX_DEPTH` deep, so that what comes after may walk them by recursion.
+
+    Args:
+        value: A JSON value.
+        depth: Number of containers that it lies in.
+    """
+    level: list[Any] = [value] if type(value) in _CONTAINERS else []
+    for _ in range(depth, MAX_DEPTH):  # one pass for each level
+        children = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [child for items in children for child in items if type(child) in _CONTAINERS]
+        if not level:
+            return True
+    return not level
+
+
 def is_unicode(value: object) -> bool:
-    """Tell whether all texts of a value are Unicode; half a surrogate pair is not."""
+    """Tell whether all texts of a value, which `is_shallow` allows, are Unicode; half a surrogate pair is not."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -187,17 +194,6 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
-def _is_shallow(value: dict[str, Any]) -> bool:
-    """Tell whether containers are nested at most `MAX_DEPTH` deep, by one pass for each level."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        children = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [child for items in children for child in items if type(child) in _CONTAINERS]
-        if not level:
-            return True
-    return False
-
-
 def _state(file: BinaryIO) -> tuple[int, int]:
     """Return size and time of the last change of a file, or of the content of one that was fetched."""
     if isinstance(file, io.BytesIO):
@@ -212,7 +208,7 @@ def _check_cost(text: bytes, path: Path, subject: str) -> None:
     budget = _MAX_VALUES_NBYTES - width * len(text)
     count = _count_values(text)
     if count * _VALUE_NBYTES > budget:
-        count = _count_values(_STRING.sub(b"", text))  # commas in texts are none that part values
+        count = _count_values_outside_strings(text)  # commas in texts are none that part values
     if count * _VALUE_NBYTES > budget:
         problem = f"holds {count} values in {len(text)} bytes, which could take more than {_MAX_VALUES_NBYTES} bytes"
         raise CheckpointError(path, subject, f"{problem} of memory")
@@ -220,3 +216,15 @@ def _check_cost(text: bytes, path: Path, subject: str) -> None:
 
 def _count_values(text: bytes) -> int:
     return text.count(b",") + text.count(b"{") + text.count(b"[")
+
+
+def _count_values_outside_strings(text: bytes) -> int:
+    """Count by one pass, chunk by chunk: a pattern for strings takes time or memory that grows faster than the text."""
+    count, is_inside, left = 0, False, b""
+    for start in range(0, len(text), _CHUNK_NBYTES):
+        chunk = (left + text[start : start + _CHUNK_NBYTES]).replace(b"\\\\", b"")
+        left = b"\\" if chunk.endswith(b"\\") else b""  # escapes what begins the next chunk
+        pieces = chunk.removesuffix(left).replace(b'\\"', b"").split(b'"')
+        count += _count_values(b"".join(pieces[is_inside::2]))
+        is_inside ^= len(pieces) % 2 == 0
+    return count

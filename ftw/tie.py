@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftw import families
 from ftw.config import TIE_KEY
-from ftw.tensor_equality import equal_tensors
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
     from ftw.config import ModelConfig
     from ftw.names import StoredModule
+    from ftw.tensor_equality import TensorEquality
 
 
 GGUF_TABLE, _GGUF_HEAD = "token_embd", "output"
@@ -87,13 +87,17 @@ def read_claim(config: ModelConfig) -> Claim:
 
 
 def judge_tie(
-    checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], heads: list[StoredModule]
+    checkpoint: Checkpoint,
+    table: StoredModule,
+    tables: list[StoredModule],
+    heads: list[StoredModule],
+    equality: TensorEquality,
 ) -> Tie:
     """Decide whether `table` and the LM head are one weight, from the flag, the names and, where needed, the bytes.
 
-    `tables` are all token embeddings.
+    `tables` are all token embeddings; `equality` remembers what it has read of the checkpoint for another of them.
     """
-    tie = _judge_shared(checkpoint, table, tables, heads)
+    tie = _judge_shared(checkpoint, table, tables, heads, equality)
     if tie.reason == "ok" and is_read_whole(checkpoint.config, table):
         return READ_WHOLE._replace(value=tie.value, evidence=tie.evidence)
     return tie
@@ -107,21 +111,25 @@ def is_read_whole(config: ModelConfig, table: StoredModule) -> bool:
 
 
 def _judge_shared(
-    checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], heads: list[StoredModule]
+    checkpoint: Checkpoint,
+    table: StoredModule,
+    tables: list[StoredModule],
+    heads: list[StoredModule],
+    equality: TensorEquality,
 ) -> Tie:
     config = checkpoint.config
     heads = [head for head in heads if head.path != table.path]
     if config.is_gguf:
-        return _judge_gguf(checkpoint, table, heads)
+        return _judge_gguf(checkpoint, table, heads, equality)
     claim = read_claim(config)
-    if _is_encoders_alone(checkpoint, table, tables, claim):
+    if _is_encoders_alone(checkpoint, table, tables, claim, equality):
         beside = (*claim.evidence, "the decoder's table has other bytes")
         return Tie(False, "ok", beside, "untied: the LM head can share the decoder's table, and this is the encoder's")
     # A classifier's or a pooler's `head` must not pass for the one that shares the table.
     heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head, _least_share(config, claim, head))]
     if not heads:
         return _judge_without_head(config, claim)
-    copy = next((head for head in heads if _equal_modules(checkpoint, table, head)), None)
+    copy = next((head for head in heads if _equal_modules(checkpoint, table, head, equality)), None)
     equal, head = copy is not None, copy or heads[0]
     name = head.tensors.get("weight") or next(iter(head.tensors.values()))
     evidence: tuple[str, ...] = (*claim.evidence, f"tensor:{name}")
@@ -157,7 +165,9 @@ def _judge_without_head(config: ModelConfig, claim: Claim) -> Tie:
     return Tie(True, "tied", evidence, words)
 
 
-def _is_encoders_alone(checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], claim: Claim) -> bool:
+def _is_encoders_alone(
+    checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], claim: Claim, equality: TensorEquality
+) -> bool:
     """Tell whether a table is the encoder's alone, in a family whose LM head shares the decoder's at most."""
     config = checkpoint.config
     if config.model_type not in families.ENCODER_TABLE_FREE or "encoder" not in table.path.split("."):
@@ -165,7 +175,7 @@ def _is_encoders_alone(checkpoint: Checkpoint, table: StoredModule, tables: list
     if config.raw.get("tie_encoder_decoder") or (config.model_type == "fsmt" and (claim.v5 or claim.v4)):
         return False
     others = (other for other in tables if "decoder" in other.path.split("."))
-    return any(not _equal_modules(checkpoint, table, other) for other in others)
+    return any(not _equal_modules(checkpoint, table, other, equality) for other in others)
 
 
 def _could_be_shared(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:
@@ -176,7 +186,9 @@ def _could_be_shared(checkpoint: Checkpoint, table: StoredModule, head: StoredMo
     return rows is None or outputs is None or rows.shape == outputs.shape
 
 
-def _judge_gguf(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredModule]) -> Tie:
+def _judge_gguf(
+    checkpoint: Checkpoint, table: StoredModule, heads: list[StoredModule], equality: TensorEquality
+) -> Tie:
     """Decide by whether an LM head is stored; an FTW's copy of the metadata tells besides if its source had one."""
     config = checkpoint.config
     recorded = config.has_output_weight
@@ -193,7 +205,7 @@ def _judge_gguf(checkpoint: Checkpoint, table: StoredModule, heads: list[StoredM
         evidence = (*evidence, f"tensor:{name}")
         if recorded is False:
             return Tie(None, "tie_conflict", evidence, f"{name} is stored, but the metadata say that there was no head")
-        if _equal_modules(checkpoint, table, heads[0]):
+        if _equal_modules(checkpoint, table, heads[0], equality):
             evidence = (*evidence, "bytes:equal")
             return Tie(False, "ok", evidence, f"untied: {name} is stored, though with the same bytes")
         return Tie(False, "ok", evidence, f"untied: {name} is stored")
@@ -221,15 +233,14 @@ def _maps_to_tokens(checkpoint: Checkpoint, table: StoredModule, head: StoredMod
     return len(outputs.shape) == 2 and outputs.nbytes > 0 and outputs.shape[0] * share >= rows.shape[0]
 
 
-def _equal_modules(checkpoint: Checkpoint, left: StoredModule, right: StoredModule) -> bool:
+def _equal_modules(checkpoint: Checkpoint, left: StoredModule, right: StoredModule, equality: TensorEquality) -> bool:
     mine, theirs = left.tensors, right.tensors
     if "weight" not in theirs:  # a decoded table and a head that is not: they are compared as they are stored
         parts = checkpoint.decoded.get(mine.get("weight", ""), ())
         mine = {name.removeprefix(f"{left.path}."): name for name in parts} or mine
     if set(mine) != set(theirs):
         return False
-    pairs = [(mine[suffix], theirs[suffix]) for suffix in mine]
-    return all(equal_tensors(checkpoint, one, checkpoint, other) for one, other in pairs)
+    return all(equality.is_equal(mine[suffix], theirs[suffix]) for suffix in mine)
 
 
 def _default(model_type: str | None, *, unknown: bool) -> bool:

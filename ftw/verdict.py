@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from ftw.errors import CheckpointError
 from ftw.names import find_heads, find_other_tables, find_token_embeddings
 from ftw.rows import find_rows
+from ftw.tensor_equality import TensorEquality
 from ftw.tie import GGUF_TABLE, NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie, read_claim
 
 if TYPE_CHECKING:
@@ -117,11 +118,12 @@ def judge(checkpoint: Checkpoint) -> Verdict:
     heads = find_heads(checkpoint.tensors)
     if not modules and heads and not config.is_gguf and read_claim(config).v5:
         modules = heads[:1]  # a tied pair, stored under the head's name
-    # Each pair may be compared, byte for byte.
+    # Each pair may be compared, by digests of what was read once.
     if len(modules) * max(len(modules), len(heads)) > _MAX_PAIRS:
         problem = f"{len(modules)} token embeddings and {len(heads)} LM heads are stored, no model has so many"
         raise CheckpointError(checkpoint.source, "tensors", problem)
-    ties = [judge_tie(checkpoint, module, modules, heads) for module in modules]
+    equality = TensorEquality(checkpoint)
+    ties = [judge_tie(checkpoint, module, modules, heads, equality) for module in modules]
     tables = [_judge_table(checkpoint, module, tie) for module, tie in zip(modules, ties, strict=True)]
     for role, module in find_other_tables(checkpoint.tensors, modules):
         tie = READ_WHOLE if is_read_whole(config, module) else NOT_SHARED

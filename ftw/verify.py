@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
-from ftw.errors import CheckpointError
+from ftw.errors import CheckpointError, printable
 from ftw.host_memory import HostMemory, align_up
+from ftw.links import stays_inside
+from ftw.problems import Problems
 from ftw.readers.ftw import ALIGNMENT, FtwReader
 from ftw.source import resolve_source
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from ftw.tensors import TensorInfo
+
+
+_MAX_NAME_NBYTES = 255  # of a file, on every file system
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class VerifyResult:
         num_checksums: Those of them whose checksum the index holds; an FTW of another writer has none.
         num_compared: Those that were compared with the source, byte by byte.
         nbytes: Bytes that were read of the checkpoint.
-        problems: One line each; empty where everything holds.
+        problems: One printable line each, the first 10,000 of them, and how many more; empty where everything holds.
     """
 
     path: str
@@ -83,54 +89,79 @@ def verify(
         if source is not None and source is not against:
             stack.enter_context(source)
         total, done, checksums, compared = checkpoint.nbytes, 0, 0, 0
-        problems += _problems_of_index(checkpoint)
-        problems += [] if source is None else _differences_of_names(checkpoint, source)
+        problems.add_all(_problems_of_index(checkpoint))
+        problems.add_all(() if source is None else _differences_of_names(checkpoint, source))
         for tensor in checkpoint.tensors.values():
             original = source.tensors.get(tensor.name) if source is not None else None
             is_alike = original is not None and tensor.is_alike(original)
             if original is not None and not is_alike:
                 problem = f"is {tensor.describe()}, the source has {original.describe()}"
-                problems.append(_problem(checkpoint, tensor.name, problem))
+                problems.add(_problem(checkpoint, tensor.name, problem))
             try:
                 for step in _check_tensor(checkpoint, tensor, source if is_alike else None, problems):
                     done += step
                     if progress:
                         progress(done, total)
             except CheckpointError as error:
-                problems.append(_problem(checkpoint, tensor.name, f"cannot be read: {error}"))
+                problems.add(_problem(checkpoint, tensor.name, f"cannot be read: {error}"))
             checksums += tensor.xxh3_64 is not None
             compared += is_alike
     name = None if source is None else source.source
-    return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, compared, done, tuple(problems))
+    return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, compared, done, problems.lines())
 
 
-def _open(path: str | os.PathLike[str]) -> tuple[Checkpoint, list[str]]:
+def _open(path: str | os.PathLike[str]) -> tuple[Checkpoint, Problems]:
     """Open a checkpoint; of an FTW whose shards are broken say so, and open what is left."""
     try:
-        return open_checkpoint(path), []
+        return open_checkpoint(path), Problems(str(path))
     except CheckpointError:
         place = resolve_source(path)
         if not FtwReader.accepts(place):
             raise
         reader = FtwReader(place, tolerates_broken_shards=True)
-        return Checkpoint(reader, str(path), place), [str(problem) for problem in reader.problems]
+        return Checkpoint(reader, str(path), place), reader.problems
 
 
-def _problems_of_index(checkpoint: Checkpoint) -> list[str]:
+def _problems_of_index(checkpoint: Checkpoint) -> Iterator[str]:
     """Find files that an index names and the folder lacks, and bytes of the region that no tensor owns."""
     if checkpoint.format != "ftw":
-        return []
+        return
     copied = checkpoint.metadata.get("copied_metadata")
     names = [name for name in copied if isinstance(name, str)] if isinstance(copied, list) else []
-    missing = [name for name in names if "\\" not in name and not (checkpoint.folder / name).is_file()]
-    problems = [_problem(checkpoint, name, "is missing, the index says that it was copied") for name in missing]
+    for name in names:
+        problem = "" if "\\" in name else _problem_of_copied(checkpoint.folder, name)  # a name that is no Unicode
+        if problem:
+            yield _problem(checkpoint, name, problem)
     position = 0
     for tensor in checkpoint.tensors.values() if "ftw" in checkpoint.metadata else ():
         if not tensor.shard and tensor.offset > position:
             problem = f"bytes {position} to {tensor.offset} belong to no tensor"
-            problems.append(_problem(checkpoint, "region", problem))
+            yield _problem(checkpoint, "region", problem)
         position = max(position, tensor.offset + align_up(tensor.nbytes, ALIGNMENT))
-    return problems
+
+
+def _problem_of_copied(folder: Path, name: str) -> str:
+    """Return what is wrong with a file that an index says was copied, "" where it is there; looks nowhere else."""
+    if not _is_inside(name):
+        return "is said to have been copied, the path of a file inside the checkpoint's folder is needed"
+    path = folder / name
+    try:
+        if ("/" in name or path.is_symlink()) and not stays_inside(path, folder):
+            return "is a link that leads out of the folder, the index says that it was copied"
+        return "" if path.is_file() else "is missing, the index says that it was copied"
+    except OSError as error:
+        return f"cannot be looked for, the index says that it was copied: {error.strerror}"
+    except RuntimeError:  # of pathlib before Python 3.13
+        return "is a link to itself, the index says that it was copied"
+
+
+def _is_inside(name: str) -> bool:
+    """Tell whether a name from an index is that of a file below the folder, by its text."""
+    try:
+        parts = os.fsencode(name).split(b"/")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in name and all(part not in (b"", b".", b"..") and len(part) <= _MAX_NAME_NBYTES for part in parts)
 
 
 def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Checkpoint:
@@ -139,15 +170,17 @@ def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Chec
     return open_checkpoint(source, decode_df11=isinstance(own, dict) and bool(own.get("decoded")))
 
 
-def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> list[str]:
-    missing = [name for name in source.tensors if name not in checkpoint.tensors]
-    added = [name for name in checkpoint.tensors if name not in source.tensors]
-    problems = [_problem(checkpoint, name, "is missing, the source holds it") for name in missing]
-    return problems + [_problem(checkpoint, name, "is not in the source") for name in added]
+def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> Iterator[str]:
+    for name in source.tensors:
+        if name not in checkpoint.tensors:
+            yield _problem(checkpoint, name, "is missing, the source holds it")
+    for name in checkpoint.tensors:
+        if name not in source.tensors:
+            yield _problem(checkpoint, name, "is not in the source")
 
 
 def _check_tensor(
-    checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint | None, problems: list[str]
+    checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint | None, problems: Problems
 ) -> Iterator[int]:
     """Check one tensor, compare it with the source's where there is one; yield the bytes of each step."""
     hasher = xxhash.xxh3_64()
@@ -160,15 +193,15 @@ def _check_tensor(
             source.read_into(tensor.name, other, offset=offset)
             if bytes(chunk) != bytes(other):
                 first = next(place for place, pair in enumerate(zip(chunk, other, strict=True)) if pair[0] != pair[1])
-                problems.append(_problem(checkpoint, tensor.name, f"differs from the source at byte {offset + first}"))
+                problems.add(_problem(checkpoint, tensor.name, f"differs from the source at byte {offset + first}"))
                 source = None
         offset += len(chunk)
         yield len(chunk)
     if tensor.xxh3_64 is not None and tensor.xxh3_64 != hasher.hexdigest():
         found = f"checksum is {hasher.hexdigest()}, the index says {tensor.xxh3_64}"
-        problems.append(_problem(checkpoint, tensor.name, found))
+        problems.add(_problem(checkpoint, tensor.name, found))
     if checkpoint.format == "ftw" and not tensor.shard and not _is_padding_zero(checkpoint, tensor):
-        problems.append(_problem(checkpoint, tensor.name, "bytes after it are not zero, as padding has to be"))
+        problems.add(_problem(checkpoint, tensor.name, "bytes after it are not zero, as padding has to be"))
 
 
 def _is_padding_zero(checkpoint: Checkpoint, tensor: TensorInfo) -> bool:
@@ -181,4 +214,4 @@ def _is_padding_zero(checkpoint: Checkpoint, tensor: TensorInfo) -> bool:
 
 
 def _problem(checkpoint: Checkpoint, name: str, text: str) -> str:
-    return str(CheckpointError(checkpoint.source, name, text))
+    return str(CheckpointError(checkpoint.source, name, printable(text)))

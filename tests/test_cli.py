@@ -260,6 +260,28 @@ def test_cli_stdout_of_any_encoding_takes_any_name(tmp_path, encoding):
     assert json.loads(done.stdout.decode(encoding))["source"] == str(source)
 
 
+@pytest.mark.parametrize("command_name", ["inspect", "convert", "verify"], ids=str)
+def test_cli_json_escapes_what_would_act_on_a_terminal(capsys, tmp_path, command_name):
+    odd = "größe\x9b31m\u202eb\x7f\u2028c\U000e0001"
+    table = f"{odd}.embed_tokens.weight"
+    source = write_checkpoint(tmp_path / "src", {table: torch.ones(4, 4)}, llama_config(architectures=[odd]))
+    (source / f"{odd}.json").write_text("{}")
+    assert main(["convert", str(source), str(tmp_path / "out")]) == 0
+    (tmp_path / "out" / f"{odd}.json").unlink()
+    capsys.readouterr()
+    arguments = {"inspect": ["src"], "convert": ["src", str(tmp_path / "new")], "verify": ["out"]}[command_name]
+    main([command_name, "--json", str(tmp_path / arguments[0]), *arguments[1:]])
+    out = capsys.readouterr().out
+    assert all(line.isprintable() for line in out.split("\n"))
+    found = json.loads(out)
+    if command_name == "verify":
+        assert found["problems"]
+        assert "gr\\xf6\\xdfe" in found["problems"][0]
+    else:
+        assert found["tables"][0]["name"] == table
+        assert '"name": "größe\\u009b31m\\u202eb\\u007f\\u2028c\\udb40\\udc01.embed_tokens.weight"' in out
+
+
 # processes
 
 

@@ -57,7 +57,9 @@ def test_copy_of_the_metadata_that_the_index_does_not_know_is_refused(made: Path
     else:
         copy.write_bytes(write_gguf(tmp_path / "bert.gguf", {}, {}).read_bytes())
     for function in (ftw.inspect, ftw.verify):
-        with pytest.raises(ftw.CheckpointError, match=r"source_metadata\.gguf: file: (is missing|checksum is)"):
+        with pytest.raises(
+            ftw.CheckpointError, match=r"source_metadata\.gguf: file: (is missing|checksum is|is 96 bytes long)"
+        ):
             function(made)
 
 

@@ -27,6 +27,7 @@ from hub_server import (
 import ftw
 from ftw import hub_fetch
 from ftw.errors import CheckpointError, SourceNotFoundError
+from ftw.hub import list_repository, parse_hub_id
 from ftw.hub_retry import MAX_WAIT, wait_to_retry
 from ftw.source import resolve_source
 
@@ -426,3 +427,68 @@ def test_hub_retry_after_is_bounded(waits, hub):
 
 def is_release_2() -> bool:
     return hasattr(sys.modules["huggingface_hub.errors"], "IncompleteSnapshotError")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../../../../victim.json", "a/../../../../../../victim.json", "/etc/x.json", "a//x.json", "", "x\0.json",
+     "x\x1b[2J.json", "a\\x.json", "config.json/x.json", "n" * 256 + ".json", "./x.json"],
+    ids="up up-below absolute empty-part empty nul control backslash file-and-folder long dot".split(),
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["inspect", "convert"])
+def test_hub_listing_of_a_name_that_is_none(capfd, hub, tmp_path, command, name):
+    victim = tmp_path / "victim.json"
+    victim.write_text("mine")
+    ftw.convert("org/name", tmp_path / "before")  # the cache holds the snapshot that the name leads out of
+    hub.repositories["org/name"].commits[hub.repositories["org/name"].refs["main"]][name] = b"{}"
+    capfd.readouterr()
+    arguments = [command, "org/name"] + [str(tmp_path / "out")] * (command == "convert")
+    assert main(arguments) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].isprintable()
+    assert lines[0].startswith("ftw: error: org/name: repository: the hub lists a file '")
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("sha", "../../x", "the commit '../../x', 40 hexadecimal digits are needed"),
+        ("sha256", "/tmp/x", "a file .* of SHA-256 '/tmp/x', 64 hexadecimal digits are needed"),
+        ("size", -1, "a file .* of -1 bytes, a number is needed"),
+    ],
+    ids="commit sha256 size".split(),
+)
+def test_hub_listing_of_what_is_no_hash_or_size(monkeypatch, hub, key, value, problem):
+    from huggingface_hub import HfApi
+
+    real = HfApi.model_info
+
+    def model_info(*arguments, **options):
+        info = real(*arguments, **options)
+        large = next(file for file in info.siblings if file.lfs)
+        if key == "sha":
+            info.sha = value
+        elif key == "size":
+            large.size = value
+        else:
+            large.lfs.sha256 = value
+        return info
+
+    monkeypatch.setattr(HfApi, "model_info", model_info)
+    with pytest.raises(CheckpointError, match=f"^org/name: repository: the hub lists {problem}"):
+        ftw.inspect("org/name")
+
+
+def test_hub_file_outside_of_the_cache_is_not_deleted(hub, tmp_path, monkeypatch):
+    repository = list_repository(parse_hub_id("org/name"))
+    snapshot = resolve_source("org/name")
+    victim = tmp_path / "victim.json"
+    victim.write_text("mine")
+    link = snapshot / "link.json"
+    link.symlink_to(victim)
+    for path in (victim, link, snapshot / "../../../../../victim.json"):
+        with pytest.raises(CheckpointError, match="it is not deleted"):
+            hub_fetch._delete(repository, path)
+    assert victim.read_text() == "mine"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from test_strict_json import ACCEPTED, REFUSED
 
 from ftw import CheckpointError, json_stream
-from ftw.json_stream import JsonStream
+from ftw.json_stream import MAX_KEY, JsonStream
+from ftw.strict_json import MAX_DEPTH
 
 PATH = Path("/folder/file.json")
 VALUES = st.recursive(
@@ -105,3 +106,20 @@ def test_value_of_any_length_up_to_the_bound_is_read(monkeypatch: pytest.MonkeyP
 def test_kinds_are_named(text: bytes) -> None:
     names = {"[": "a list", '"': "a string", "1": "a number", "n": "null", "t": "true"}
     assert stream_of(text).describe() == names[chr(text[0])]
+
+
+@pytest.mark.parametrize("levels", [127, 128], ids=str)
+def test_nesting_counts_what_is_walked(levels: int) -> None:
+    text = b'{"a":[' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"]}"
+    if levels < MAX_DEPTH:
+        walk(stream_of(text))
+        return
+    with pytest.raises(CheckpointError, match="subject: is nested too deeply, at most 128 levels"):
+        walk(stream_of(text))
+
+
+@pytest.mark.parametrize("text", [b'{"%s":1}', b'{"a":1,"%s":1}', b'{"\\u0061%s":1}'], ids="first next escaped".split())
+def test_key_that_is_too_long_is_refused(text: bytes) -> None:
+    assert list(walk(stream_of(text % (b"k" * (MAX_KEY - 6)))).values())[-1] == 1
+    with pytest.raises(CheckpointError, match=r"holds (a key of )?more than 655"):
+        walk(stream_of(text % (b"k" * (MAX_KEY + 1))))

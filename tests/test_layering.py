@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     {"errors", "_version", "sizes", "numa", "file_lock", "tmpfs", "segment_reaper_program"},
     {"dtypes", "tensors", "host_memory", "host_limits", "df11_code"},
-    {"impostors", "links"},
+    {"impostors", "links", "problems"},
     {"pin_budget", "strict_json", "weight_file", "ggml_types", "encodings", "hub_errors", "df11_blocks"},
     {"json_stream"},
     {"segment_layout", "segment_pages", "segment_reaper", "hub_retry"},

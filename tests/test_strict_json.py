@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from inspecting import assert_names_file
 
 from ftw import CheckpointError, strict_json
@@ -41,6 +43,8 @@ REFUSED = {
     "minus_infinity": (b'{"a":-Infinity}', "holds '-Infinity', numbers must be finite"),
     "overflow": (b'{"a":1e999}', "holds '1e999', numbers must be finite"),
     "integer_of_5000_digits": (b'{"a":' + b"1" * 5000 + b"}", "holds an integer of more digits"),
+    "pair_above_900_levels": (b'{"s":"\\ud83d\\ude00","x":' + b"[" * 900 + b"]" * 900 + b"}", "is nested too deeply"),
+    "string_of_many_ways": (b'{"x":[' + b"1," * 400_000 + b'"' + b"a" * 200, "holds 400002 values in 800207 bytes"),
     "open_lists": (b'{"a":' + b"[" * 200_000, "is nested too deeply"),
 }
 
@@ -148,3 +152,12 @@ def test_value_that_is_nested_too_deeply_to_be_shown_is_described() -> None:
     for _ in range(100_000):
         value = [value]
     assert shown(value) == "a deeply nested list"
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=st.lists(st.text('a,{["\\\\\n', max_size=9), max_size=9), nbytes=st.integers(1, 9))
+def test_values_are_counted_outside_of_strings(value: list[str], nbytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strict_json, "_CHUNK_NBYTES", nbytes)
+        counted = strict_json._count_values_outside_strings(json.dumps({"x": value}).encode())
+    assert counted == 2 + max(len(value) - 1, 0)

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, write_sharded
+from ftw.cli.main import main
+from gguf_builder import ARCHITECTURE, gguf_bytes
 from inspecting import assert_names_file, stored_bytes, tensor_bytes
 
 import ftw
 from ftw import metadata_files
-from ftw.links import stays_inside
+from ftw.errors import CheckpointError
+from ftw.links import leads_out, stays_inside
 
 TENSORS = {"a": torch.arange(3), "b": torch.arange(5)}
 
@@ -227,3 +231,145 @@ def test_nothing_of_a_checkpoint_is_run_or_unpickled(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert result.stdout.splitlines()[-1] == "SEEN config.json model.safetensors"
     assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("is_single", [False, True], ids=["folder", "file"])
+def test_config_that_is_a_link_out_of_the_folder_is_neither_read_nor_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_single: bool
+) -> None:
+    source = write_checkpoint(tmp_path / "m", llama_tensors(), llama_config())
+    move_out(source / "config.json", tmp_path / "outside")
+    path = source / "model.safetensors" if is_single else source
+    report = ftw.inspect(path)
+    assert (report.config.is_present, report.verdict.tied) == (False, None)
+    warning = "config.json is a link that leads out of the folder, and is not read"
+    assert report.verdict.warnings == (warning,)
+    plan = ftw.convert(path, tmp_path / "out").plan
+    assert [entry.name for entry in plan.left_out] == ["config.json"]
+    assert warning in plan.warnings
+    assert plan.tables == report.verdict.tables
+    assert not (tmp_path / "out" / "config.json").exists()
+    assert main(["inspect", str(path)]) == 0
+    assert f"ftw: warning: {warning}" in capsys.readouterr().err
+
+
+def test_config_that_is_a_link_within_the_folder_is_read(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "m", llama_tensors(), llama_config())
+    move_out(source / "config.json", source / "sub")
+    assert ftw.inspect(source).config.is_present
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["unrecorded", "recorded"])
+def test_copy_of_a_ggufs_metadata_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path, recorded: bool) -> None:
+    source = write_ftw(tmp_path / "m", llama_tensors())
+    content = gguf_bytes(kvs=[ARCHITECTURE])
+    copy = source / "source_metadata.gguf"
+    copy.write_bytes(content)
+    if recorded:
+        index = json.loads((source / "freetoken_weight.json").read_text())
+        index["ftw"] = {"derived": [{"name": copy.name, "xxh3_64": xxhash.xxh3_64_hexdigest(content)}]}
+        (source / "freetoken_weight.json").write_text(json.dumps(index))
+    assert ftw.inspect(source).config.architecture == "llama"
+    move_out(copy, tmp_path / "outside")
+    for function in (ftw.open_checkpoint, ftw.inspect, ftw.verify, lambda path: ftw.convert(path, tmp_path / "out")):
+        with pytest.raises(ftw.CheckpointError, match=r"is a link to '.*', a file inside the") as caught:
+            function(source)
+        assert_names_file(caught.value, copy)
+    assert not (tmp_path / "out").exists()
+
+
+def test_copy_of_a_ggufs_metadata_that_becomes_another_file_is_not_copied(tmp_path: Path) -> None:
+    source = write_ftw(tmp_path / "m", llama_tensors())
+    copy = source / "source_metadata.gguf"
+    copy.write_bytes(gguf_bytes(kvs=[ARCHITECTURE]))
+    with ftw.open_checkpoint(source) as checkpoint:
+        move_out(copy, tmp_path / "outside")
+        copy.unlink()
+        (tmp_path / "secret").write_text("secret")
+        copy.symlink_to(tmp_path / "secret")
+        (file,) = checkpoint.derived_files
+        with pytest.raises(ftw.CheckpointError, match="changed while it was being read"):
+            b"".join(file.read())
+
+
+@pytest.mark.parametrize("entry", ["models--org--name", "datasets--org--name", "mine"], ids=str)
+def test_folder_called_snapshots_is_a_hub_cache_only_in_an_entry_of_one(tmp_path: Path, entry: str) -> None:
+    folder = tmp_path / entry / "snapshots" / "0123abcd"
+    folder.mkdir(parents=True)
+    blob = tmp_path / entry / "blobs" / "x"
+    blob.parent.mkdir()
+    blob.write_text("")
+    (folder / "x").symlink_to(blob)
+    assert stays_inside(folder / "x", folder) is (entry != "mine")
+    assert leads_out(folder / "x", folder) is (entry == "mine")
+
+
+COPIED = {
+    "../outside": "the path of a file inside",
+    "sub/../../outside": "the path of a file inside",
+    "/etc/passwd": "the path of a file inside",
+    "sub//x": "the path of a file inside",
+    "": "the path of a file inside",
+    "n" * 256: "the path of a file inside",
+    "a\0b": "the path of a file inside",
+    "n" * 255: "is missing",
+    "sub/secret": "is a link that leads out",
+    "link": "is a link that leads out",
+    "loop": "the index says that it was copied",
+    "/".join(["n" * 255] * 17): "cannot be looked for",
+}
+
+
+@pytest.mark.parametrize(("name", "problem"), COPIED.items(), ids=[ascii(name)[:20] for name in COPIED])
+def test_verify_looks_for_copied_files_in_the_folder_alone(tmp_path: Path, name: str, problem: str) -> None:
+    source = write_ftw(tmp_path / "m", TENSORS)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("")
+    for link, target in {"sub": "../outside", "link": "../outside/secret", "loop": "loop"}.items():
+        (source / link).symlink_to(target)
+    path = source / "freetoken_weight.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "copied_metadata": [name]}))
+    (line,) = ftw.verify(source).problems
+    assert problem in line
+    assert line.isprintable()
+
+
+# Files that no index names
+
+
+def link_out(folder: Path, name: str) -> None:
+    """Put a file elsewhere and a link in its place."""
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    (folder / name).rename(elsewhere / name)
+    (folder / name).symlink_to(elsewhere / name)
+
+
+def test_index_in_a_folder_that_is_a_link_out_is_refused(tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    folder = write_sharded(tmp_path / "src", {"model-00001-of-00001.safetensors": tensors}, llama_config())
+    link_out(folder, "model.safetensors.index.json")
+    with pytest.raises(
+        CheckpointError, match=r"index\.json: file: is a link that leads out of the folder; name the index"
+    ):
+        ftw.open_checkpoint(folder)
+
+
+def test_several_weight_files_may_not_be_links_out_and_a_single_one_may(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "src", {"a": torch.ones(3)}, llama_config(), "one.safetensors")
+    link_out(folder, "one.safetensors")
+    with ftw.open_checkpoint(folder) as checkpoint:
+        assert set(checkpoint.tensors) == {"a"}
+    write_checkpoint(folder, {"b": torch.ones(3)}, file="two.safetensors")
+    with pytest.raises(CheckpointError, match=r"one\.safetensors: file: is a link to"):
+        ftw.open_checkpoint(folder)
+
+
+def test_config_that_is_a_link_out_does_not_tell_that_a_folder_is_df11(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "src", {"a": torch.ones(3)}, llama_config(dfloat11_config={}))
+    write_checkpoint(folder, {"b": torch.ones(3)}, file="module.safetensors")
+    with ftw.open_checkpoint(folder) as checkpoint:
+        assert set(checkpoint.tensors) == {"a", "b"}
+    link_out(folder, "config.json")
+    with ftw.open_checkpoint(folder) as checkpoint:
+        assert set(checkpoint.tensors) == {"a"}

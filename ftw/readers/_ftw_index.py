@@ -5,20 +5,22 @@
     shards                                               a list of {"file", "global_off", "nbytes"}
     others                                               kept as they are, at most 2 MiB of text in all
 
-It is parsed entry by entry (`ftw.json_stream`). An error in an entry is raised after the header was checked, wherever
-in the file that stands, so that the index of a newer version is refused by its version.
+All numbers are below 2^63. It is parsed entry by entry (`ftw.json_stream`). An error in an entry is raised after the
+header was checked, wherever in the file that stands, so that the index of a newer version is refused by its version.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+import re
+from sys import getsizeof
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.json_stream import JsonStream
-from ftw.readers._tensor_budget import TensorBudget
-from ftw.strict_json import are_counts, check_depth, is_count, json_type, open_json_file, shown
+from ftw.readers._tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES, TensorBudget
+from ftw.strict_json import are_counts, is_count, json_type, open_json_file, shown
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -30,11 +32,12 @@ VERSION = 1
 ALIGNMENT = 4096
 KINDS = ("weight", "experts_bank")
 _MAX_NAME_NBYTES = 255  # of a file, by Linux
-_MAX_DIMENSIONS = 64
 MAX_OTHERS = 2 << 20  # characters
-_FLAT_KEYS = frozenset(
-    "name kind dtype shape global_off nbytes logical_shape role placement ggml_type xxh3_64 file".split()
-)
+_SHARD_NBYTES = 2048  # with its open file, or the error about it
+_VALUE_NBYTES = 26  # of each character of a value, where they are "[],[],"
+_MAX_NUMBER = (1 << 63) - 1
+_CHECKSUM = re.compile(r"[0-9a-f]{16}")
+_MAX_TYPE = 64  # characters of a GGUF type's name
 _TEXTS = ("role", "placement", "ggml_type", "xxh3_64")
 
 
@@ -54,14 +57,19 @@ class FtwIndex(NamedTuple):
     shards: list[ShardEntry]
 
 
-def read_ftw_index(path: Path) -> FtwIndex:
+def read_ftw_index(path: Path, budget: TensorBudget | None = None) -> FtwIndex:
     """Read an index; where tensors and shards lie is not checked.
 
+    Args:
+        path: The index.
+        budget: What counts its tensors, for a caller that reads side files too.
+
     Raises:
-        CheckpointError: It breaks the format in any way.
+        CheckpointError: It breaks the format in any way, or describes more than the budget has.
     """
     with open_json_file(path) as file:
-        index = _Index(path, file.seek(0, os.SEEK_END))
+        index = _Index(path, budget or TensorBudget())
+        index.budget.add_header(file.seek(0, os.SEEK_END))
         file.seek(0)
         stream = JsonStream(file.read, path, "json")
         for key in stream.iter_members():
@@ -81,7 +89,7 @@ def is_plain_name(name: str) -> bool:
 class _Index:
     """An index while it is read."""
 
-    def __init__(self, path: Path, nbytes: int) -> None:
+    def __init__(self, path: Path, budget: TensorBudget) -> None:
         self.header: dict[str, Any] = {}
         self.tensors: list[TensorInfo] = []
         self.shards: list[ShardEntry] = []
@@ -89,26 +97,34 @@ class _Index:
         self._lists_found: set[str] = set()
         self._num_others = 0
         self._first_error: CheckpointError | None = None
-        self._budget = TensorBudget()
-        self._budget.add_header(nbytes)
+        self.budget = budget
 
     def read_member(self, stream: JsonStream, key: str) -> None:
         """Read the value of one key."""
         if key == "tensors" and stream.kind() == "a list":
             self._read_list(stream, key, self._add_tensor)
         elif key == "shards" and stream.kind() == "a list":
-            self._read_list(stream, key, lambda number, entry: self.shards.append(self._parse_shard(number, entry)))
+            self._read_list(stream, key, self._add_shard)
         else:
             start = stream.position
             self.header[key] = stream.read_value()
-            check_depth({key: self.header[key]}, self._path, "json")
             self._num_others += stream.position - start
             if self._num_others > MAX_OTHERS:
                 raise self._error("json", f"holds more than {MAX_OTHERS} characters beside tensors and shards")
+            taken = 2 * KEY_NBYTES + getsizeof(key) + _VALUE_NBYTES * (stream.position - start)
+            self.budget.take(taken, self._path, "json")
 
     def _add_tensor(self, number: int, entry: dict[str, Any]) -> None:
-        self._budget.take(self._path, "tensors")
-        self.tensors.append(self._parse_tensor(number, entry))
+        tensor = self._parse_tensor(number, entry)
+        texts = (tensor.name, tensor.role, tensor.placement, tensor.ggml_type, tensor.xxh3_64)
+        taken = TENSOR_NBYTES + sum(getsizeof(text) for text in texts if text is not None)
+        self.budget.take(taken, self._path, "tensors")
+        self.tensors.append(tensor)
+
+    def _add_shard(self, number: int, entry: dict[str, Any]) -> None:
+        shard = self._parse_shard(number, entry)
+        self.budget.take(_SHARD_NBYTES + getsizeof(shard.file), self._path, "shards")
+        self.shards.append(shard)
 
     def check(self) -> None:
         """Check the header, and raise what was wrong with an entry."""
@@ -123,9 +139,9 @@ class _Index:
         if header.get("align") != ALIGNMENT:
             raise self._error("align", f"is {shown(header.get('align'))}, {ALIGNMENT} is needed")
         limit = header.get("shard_limit")
-        if not is_count(limit) or not limit or limit % ALIGNMENT:
+        if not _is_number(limit) or not limit or limit % ALIGNMENT:
             raise self._error("shard_limit", f"is {shown(limit)}, a positive multiple of {ALIGNMENT} is needed")
-        if not is_count(header.get("total_bytes")):
+        if not _is_number(header.get("total_bytes")):
             raise self._error("total_bytes", f"is {shown(header.get('total_bytes'))}, a number of bytes is needed")
         for key in ("tensors", "shards"):
             if key not in self._lists_found:
@@ -143,8 +159,6 @@ class _Index:
             try:
                 if not isinstance(entry, dict):
                     raise self._error(key, f"entry {number} is {json_type(entry)}, a list of objects is needed")
-                if entry.keys() - _FLAT_KEYS:  # others may hold anything
-                    check_depth(entry, self._path, "json")
                 parse(number, entry)
             except CheckpointError as error:
                 self._first_error = error
@@ -157,9 +171,9 @@ class _Index:
         subject = f"shard {number}"
         if not isinstance(name, str) or not is_plain_name(name):
             raise self._error(subject, f"file is {shown(name)}, the name of a file in the same folder is needed")
-        if not is_count(offset):
+        if not _is_number(offset):
             raise self._error(subject, f"global_off is {shown(offset)}, a number of bytes is needed")
-        if not is_count(nbytes):
+        if not _is_number(nbytes):
             raise self._error(subject, f"nbytes is {shown(nbytes)}, a number of bytes is needed")
         return ShardEntry(name, offset, nbytes)
 
@@ -182,12 +196,17 @@ class _Index:
         if not is_count(nbytes) or tensor_bits(dtype, shape) != nbytes * 8:
             takes = f"{torch_name} {shown(list(shape))} takes {tensor_bits(dtype, shape) // 8}"
             raise self._error(name, f"nbytes is {shown(nbytes)}, {takes}")
-        if not is_count(offset) or offset % ALIGNMENT:
+        if not _is_number(offset) or offset % ALIGNMENT:
             raise self._error(name, f"global_off is {shown(offset)}, a multiple of {ALIGNMENT} is needed")
         texts: dict[str, Any] = {key: entry.get(key) for key in _TEXTS}
         for key, value in texts.items():
             if value is not None and not isinstance(value, str):
                 raise self._error(name, f"{key} is {shown(value)}, a string is needed")
+        checksum, ggml_type = texts["xxh3_64"], texts["ggml_type"]
+        if checksum is not None and not _CHECKSUM.fullmatch(checksum):
+            raise self._error(name, f"xxh3_64 is {shown(checksum)}, 16 hexadecimal digits are needed")
+        if ggml_type is not None and not (ggml_type.isprintable() and len(ggml_type) <= _MAX_TYPE):
+            raise self._error(name, f"ggml_type is {shown(ggml_type)}, the name of a GGUF type is needed")
         return TensorInfo(
             name=name,
             dtype=dtype.name,
@@ -206,6 +225,13 @@ class _Index:
             return None
         if not are_counts(shape):
             raise self._error(name, f"{key} is {shown(shape)}, a list of non-negative integers is needed")
-        if len(shape) > _MAX_DIMENSIONS:
-            raise self._error(name, f"{key} has {len(shape)} dimensions, at most {_MAX_DIMENSIONS} are allowed")
-        return tuple(shape)
+        if len(shape) > MAX_DIMENSIONS:
+            raise self._error(name, f"{key} has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are allowed")
+        if max(shape, default=0) > _MAX_NUMBER:
+            raise self._error(name, f"{key} is {shown(shape)}, sizes below 2^63 are needed")
+        return self.budget.keep_shape(shape, self._path, "tensors")
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    """Tell whether a value is a count that fits in 63 bits, as all numbers of the format do."""
+    return is_count(value) and value <= _MAX_NUMBER

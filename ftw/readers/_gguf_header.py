@@ -20,6 +20,7 @@ All numbers are in the file's byte order. Versions 2 and 3 share this layout; ve
 from __future__ import annotations
 
 from math import prod
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.dtypes import is_too_large
@@ -28,11 +29,13 @@ from ftw.ggml_types import ggml_types
 from ftw.impostors import find_impostor
 from ftw.readers import gguf_metadata
 from ftw.readers._cursor import Cursor
+from ftw.readers._tensor_budget import TENSOR_NBYTES
 from ftw.readers.gguf_metadata import ALIGNMENT_KEY, read_metadata, read_name
 from ftw.strict_json import shown
 
 if TYPE_CHECKING:
     from ftw.ggml_types import GgmlType
+    from ftw.readers._tensor_budget import TensorBudget
     from ftw.readers.gguf_metadata import ValueType
     from ftw.weight_file import WeightFile
 
@@ -78,11 +81,11 @@ class GgufHeader(NamedTuple):
     alignment: int | None
 
 
-def read_gguf_header(file: WeightFile) -> GgufHeader:
+def read_gguf_header(file: WeightFile, budget: TensorBudget) -> GgufHeader:
     """Read and check the header of one file; where its tensors lie is not compared with the file.
 
     Raises:
-        CheckpointError: The header breaks the format in any way.
+        CheckpointError: The header breaks the format in any way, or describes more than the budget has.
     """
     byte_order, version = _read_magic(file)
     cursor = Cursor(file, byte_order, len(MAGIC) + 4)
@@ -91,9 +94,9 @@ def read_gguf_header(file: WeightFile) -> GgufHeader:
     cursor.check_count("the number of tensors", num_tensors, _MIN_TENSOR_NBYTES)
     if num_tensors > MAX_TENSORS:
         raise cursor.error(f"the number of tensors is {num_tensors}, at most {MAX_TENSORS} are allowed")
-    metadata = read_metadata(cursor, num_keys)
+    metadata = read_metadata(cursor, num_keys, budget)
     metadata_end = cursor.position
-    tensors = _read_tensors(cursor, num_tensors)
+    tensors = _read_tensors(cursor, num_tensors, budget)
     alignment = metadata.values.get(ALIGNMENT_KEY)
     return GgufHeader(byte_order, version, *metadata, tensors, metadata_end, cursor.position, alignment)
 
@@ -119,18 +122,20 @@ def _read_magic(file: WeightFile) -> tuple[str, int]:
     return byte_order, version
 
 
-def _read_tensors(cursor: Cursor, count: int) -> list[RawTensor]:
+def _read_tensors(cursor: Cursor, count: int, budget: TensorBudget) -> list[RawTensor]:
     types = ggml_types() if count else {}
     tensors: list[RawTensor] = []
     names: set[str] = set()
     for number in range(count):
-        cursor.subject = f"tensor {number}"
+        cursor.subject, begin = f"tensor {number}", cursor.position
         name = read_name(cursor)
         if name in names:
             raise cursor.error(f"{shown(name)} occurs twice, names must be unique")
         names.add(name)
         cursor.subject = name
         tensors.append(_read_tensor(cursor, name, types))
+        budget.add_header(cursor.position - begin)
+        budget.take(TENSOR_NBYTES + getsizeof(name), cursor.file.path, "header")
     return tensors
 
 

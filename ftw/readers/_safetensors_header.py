@@ -9,19 +9,21 @@
 What the format's own library refuses is refused here, but for a zero written as -0; and besides, a name that occurs
 twice, null metadata, and what no model has: more than 64 dimensions, an entry of more than 1 MiB, and metadata of more
 than 262,144 entries or 8 MiB. The header is parsed window by window (`ftw.json_stream`), and costs what its tensors do,
-which are counted (`ftw.readers._tensor_budget`).
+which is counted (`ftw.readers._tensor_budget`).
 """
 
 from __future__ import annotations
 
 from operator import attrgetter
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.dtypes import DTYPES, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.impostors import find_impostor
 from ftw.json_stream import JsonStream
-from ftw.strict_json import MAX_NBYTES, are_counts, check_depth, json_type, shown
+from ftw.readers._tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES
+from ftw.strict_json import MAX_NBYTES, are_counts, json_type, shown
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -31,13 +33,10 @@ if TYPE_CHECKING:
     from ftw.weight_file import WeightFile
 
 _LENGTH_NBYTES = 8
-_NUM_FIELDS = 3
 _FIRST_NBYTES = 16 << 10  # holds the whole header of most shards of a large checkpoint, which then takes one read
 _READ_NBYTES = 4 << 20  # at a time, of a longer one; on the hub each is a request
-_MAX_DIMENSIONS = 64  # as many as NumPy has at most
 _MAX_METADATA = 1 << 18  # entries
 _MAX_METADATA_TEXT = 8 << 20  # characters
-_MAX_SHARED = 1 << 12
 _METADATA = "__metadata__"
 
 # Other formats; letters in lower case.
@@ -58,7 +57,7 @@ def read_safetensors_header(file: WeightFile, shard: str, budget: TensorBudget) 
     """Read and check the header of one file; `shard` is the name that its tensors carry.
 
     Raises:
-        CheckpointError: The header breaks the format in any way, or brings more tensors than the budget has.
+        CheckpointError: The header breaks the format in any way, or describes more than the budget has.
     """
     path = file.path
     first = file.read(0, min(file.nbytes, _FIRST_NBYTES))
@@ -68,14 +67,14 @@ def read_safetensors_header(file: WeightFile, shard: str, budget: TensorBudget) 
     stream = JsonStream(_Text(file, first, data_start).read, path, "header")
     metadata: dict[str, str] = {}
     tensors: list[TensorInfo] = []
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # most tensors share theirs with others
     for name in stream.iter_members():
         if name == _METADATA:
             metadata = _read_metadata(stream, path)
         else:
-            budget.take(path, "header")
-            tensors.append(_parse_entry(name, stream.read_value(), data_start, shard, path, shapes))
+            budget.take(TENSOR_NBYTES + KEY_NBYTES + getsizeof(name), path, "header")
+            tensors.append(_parse_entry(name, stream.read_value(), data_start, shard, path, budget))
     stream.finish()
+    budget.give_back(KEY_NBYTES * len(tensors))
     tensors.sort(key=attrgetter("offset", "nbytes"))
     _check_coverage(tensors, data_start, file.nbytes, path)
     return SafetensorsHeader({tensor.name: tensor for tensor in tensors}, metadata)
@@ -135,21 +134,17 @@ def _read_metadata(stream: JsonStream, path: Path) -> dict[str, str]:
     return metadata
 
 
-def _parse_entry(
-    name: str, entry: Any, data_start: int, shard: str, path: Path, shapes: dict[tuple[int, ...], tuple[int, ...]]
-) -> TensorInfo:
+def _parse_entry(name: str, entry: Any, data_start: int, shard: str, path: Path, budget: TensorBudget) -> TensorInfo:
     if not isinstance(entry, dict):
         raise CheckpointError(path, name, f"is {json_type(entry)}, an object is needed")
-    if len(entry) > _NUM_FIELDS:  # the three are flat, others may hold anything
-        check_depth(entry, path, "header")
     dtype_name, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
         raise CheckpointError(path, name, f"dtype is {shown(dtype_name)}, allowed are {', '.join(DTYPES)}")
     if not are_counts(shape):
         raise CheckpointError(path, name, f"shape is {shown(shape)}, a list of non-negative integers is needed")
-    if len(shape) > _MAX_DIMENSIONS:
-        raise CheckpointError(path, name, f"shape has {len(shape)} dimensions, at most {_MAX_DIMENSIONS} are allowed")
+    if len(shape) > MAX_DIMENSIONS:
+        raise CheckpointError(path, name, f"shape has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are allowed")
     if is_too_large(shape):
         raise CheckpointError(path, name, f"shape {shown(shape)} has 2^63 elements or more, fewer are needed")
     if not are_counts(offsets) or len(offsets) != 2:
@@ -161,10 +156,8 @@ def _parse_entry(
     if bits != (end - begin) * 8:
         problem = f"data_offsets span {shown(end - begin)} bytes, {dtype.name} {shown(shape)} takes {bits / 8:g}"
         raise CheckpointError(path, name, problem)
-    sizes = tuple(shape)
-    if len(shapes) < _MAX_SHARED:
-        shapes.setdefault(sizes, sizes)
-    return TensorInfo(name, dtype.name, shapes.get(sizes, sizes), data_start + begin, end - begin, shard)
+    kept = budget.keep_shape(shape, path, "header")
+    return TensorInfo(name, dtype.name, kept, data_start + begin, end - begin, shard)
 
 
 def _check_coverage(tensors: list[TensorInfo], data_start: int, file_nbytes: int, path: Path) -> None:

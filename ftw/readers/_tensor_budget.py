@@ -1,43 +1,73 @@
-"""TensorBudget: how many tensors the headers of a checkpoint may bring.
+"""TensorBudget: how much memory what the headers of a checkpoint describe may take.
 
-A tensor that has been parsed takes about 350 bytes, whatever it took in the header: 50 at least, 110 to 200 with names
-as models have them. With a bound on tensors, opening takes at most 64 MiB and twice the headers' bytes, of which the
-parser's windows and the rest take 16 MiB. No model comes near: 370,000 tensors with headers of 60 MB may be 470,000.
+A tensor takes some 300 bytes and its name, whatever it took in the header: 50 bytes at least, 110 to 200 with names as
+models have them. Names are counted as Python holds them, 4 bytes a character where one is beyond the Basic Multilingual
+Plane, and so are shapes that no other tensor has. With that bounded, opening takes at most 64 MiB and twice the
+headers' bytes, of which the parser's windows and the rest take 16 MiB. No model comes near.
 """
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-_TENSOR_NBYTES = 350
+MAX_DIMENSIONS = 64  # as many as NumPy has at most
+TENSOR_NBYTES = 220  # beside its name and its shape
+KEY_NBYTES = 80  # in the set of an object's keys while it is walked
 _FREE_NBYTES = 48 << 20
+_MAX_SHARED = 1 << 12  # shapes; of all but the strangest checkpoint there are a few dozen
+_TUPLE_NBYTES = 16  # before a tuple, for the garbage collector
+_INTEGER_NBYTES = 32
+_MAX_SMALL = 256  # integers up to this one are there once and for all
 
 
 class TensorBudget:
-    """Counts the tensors of a checkpoint against the bytes of its headers, over all of its files."""
+    """Counts what is kept of the headers of a checkpoint against their bytes, over all of its files."""
 
     def __init__(self) -> None:
-        self._num_tensors = 0
-        self._most = 0
+        self._taken = 0
+        self._most = _FREE_NBYTES
         self._nbytes = 0
+        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def add_header(self, nbytes: int) -> None:
-        """Take note of a header, before it is parsed."""
+        """Take note of a header, before what it describes is kept."""
         self._nbytes += nbytes
-        self._most = (_FREE_NBYTES + 2 * self._nbytes) // _TENSOR_NBYTES
+        self._most += 2 * nbytes
 
-    def take(self, path: Path, subject: str) -> None:
-        """Count one tensor.
+    def take(self, nbytes: int, path: Path, subject: str) -> None:
+        """Count memory that is about to be kept.
 
         Raises:
-            CheckpointError: There are too many.
+            CheckpointError: There is too much.
         """
-        self._num_tensors += 1
-        if self._num_tensors > self._most:
-            problem = f"lists more than {self._most} tensors, as many as {self._nbytes} bytes of headers may hold"
+        self._taken += nbytes
+        if self._taken > self._most:
+            problem = f"describes more than {self._most} bytes of memory hold, as much as {self._nbytes} bytes may take"
             raise CheckpointError(path, subject, problem)
+
+    def give_back(self, nbytes: int) -> None:
+        """Count memory that was let go."""
+        self._taken -= nbytes
+
+    def keep_shape(self, sizes: Sequence[int], path: Path, subject: str) -> tuple[int, ...]:
+        """Return sizes as a tuple, the same one for equal ones; most tensors share theirs with others.
+
+        Raises:
+            CheckpointError: There is too much.
+        """
+        shape = tuple(sizes)
+        kept = self._shapes.get(shape)
+        if kept is not None:
+            return kept
+        large = sum(size > _MAX_SMALL for size in shape)
+        self.take(getsizeof(shape) + _TUPLE_NBYTES + _INTEGER_NBYTES * large, path, subject)
+        if len(self._shapes) < _MAX_SHARED:
+            self._shapes[shape] = shape
+        return shape

@@ -15,9 +15,10 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from ftw.errors import CheckpointError
+from ftw.errors import CheckpointError, printable
 from ftw.host_memory import align_up
-from ftw.hub import open_named_file, open_weight_file
+from ftw.hub import open_named_file
+from ftw.problems import Problems
 from ftw.readers._ftw_index import ALIGNMENT as ALIGNMENT
 from ftw.readers._ftw_index import FORMAT_NAME as FORMAT_NAME
 from ftw.readers._ftw_index import VERSION as VERSION
@@ -29,6 +30,7 @@ from ftw.strict_json import shown
 from ftw.tensors import Extent
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
     from ftw.readers.base import LeftOut
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 INDEX_NAME = "freetoken_weight.json"
 GGUF_METADATA_NAME = "source_metadata.gguf"  # header and key-values of the GGUF that an FTW was made from
+MAX_GGUF_METADATA_NBYTES = 256 << 20  # of that copy, which is hashed when it is opened; a model's has some 10 MiB
 SHARD_NAME = "freetoken-{:05}.ftw"
 JOURNAL_NAME = ".ftw-journal"  # of a folder that is being written
 _CHUNK_NBYTES = 1 << 20
@@ -48,6 +51,7 @@ class FtwReader:
     """An FTW checkpoint; see `ftw.readers.base.Reader`. `metadata` is the index less its two lists.
 
     Attributes:
+        gguf_metadata: The copy of the metadata of the GGUF that it was made from, None where there is none.
         problems: Shards that are missing or too long or short; empty unless they were to be tolerated.
     """
 
@@ -56,15 +60,17 @@ class FtwReader:
     def __init__(self, path: Path, *, tolerates_broken_shards: bool = False) -> None:
         """Read the index; with `tolerates_broken_shards` what such a shard does not hold is found out by reading it."""
         self.folder = path if path.is_dir() else path.parent
-        self.problems: list[CheckpointError] = []
+        self.problems = Problems(str(self.folder))
         self._index_path = self.folder / INDEX_NAME
-        index, tensors, self._shards = read_ftw_index(self._index_path)
+        self._budget = TensorBudget()
+        index, tensors, self._shards = read_ftw_index(self._index_path, self._budget)
         self.files = self._open_shards(index, tolerates_broken_shards=tolerates_broken_shards)
         self._shard_offsets = [shard.global_off for shard in self._shards]
         self.tensors = self._place_tensors(tensors, index["total_bytes"])
         self._file_of_side_file: dict[str, int] = {}
         self._read_side_files(index.get("side_files"))
         self.metadata: dict[str, Any] = index
+        self.gguf_metadata = _open_gguf_metadata(self.folder)
         self.left_out: tuple[LeftOut, ...] = ()
         self.warnings: tuple[str, ...] = ()
 
@@ -94,11 +100,8 @@ class FtwReader:
 
     def derived_files(self) -> tuple[DerivedFile, ...]:
         """Return the copy of the metadata of the GGUF that this was made from, where there is one."""
-        path = self.folder / GGUF_METADATA_NAME
-        if not path.is_file():
-            return ()
-        copy = open_weight_file(path)
-        return (DerivedFile(GGUF_METADATA_NAME, copy.nbytes, lambda: _iter_content(copy)),)
+        copy = self.gguf_metadata
+        return () if copy is None else (DerivedFile(GGUF_METADATA_NAME, copy.nbytes, lambda: iter_content(copy)),)
 
     def _error(self, subject: str, problem: str) -> CheckpointError:
         return CheckpointError(self._index_path, subject, problem)
@@ -110,27 +113,33 @@ class FtwReader:
         for number, (name, offset, nbytes) in enumerate(self._shards):
             subject = f"shard {number}"
             if offset != position:
-                raise self._error(subject, f"global_off is {shown(offset)}, {position} is needed")
+                raise self._error(subject, f"global_off is {shown(offset)}, {shown(position)} is needed")
             if nbytes > index["shard_limit"]:
                 raise self._error(subject, f"nbytes is {shown(nbytes)}, at most shard_limit is allowed")
             if name in names:
-                raise self._error(subject, f"file '{name}' occurs twice, names must be unique")
+                raise self._error(subject, f"file '{printable(name)}' occurs twice, names must be unique")
             names.add(name)
-            try:
-                file = open_named_file(self.folder, name)
-                if file.nbytes != nbytes:
-                    problem = f"is {file.nbytes} bytes long, the index says {nbytes}"
-                    self.problems.append(CheckpointError(file.path, "file", problem))
-            except CheckpointError as error:
-                self.problems.append(error)
-                file = cast("WeightFile", _MissingFile(self.folder / name))
-            if self.problems and not tolerates_broken_shards:
-                raise self.problems[0]
-            files.append(file)
+            files.append(self._open_shard(name, nbytes, is_tolerated=tolerates_broken_shards))
             position += nbytes
         if position != index["total_bytes"]:
-            raise self._error("total_bytes", f"is {shown(index['total_bytes'])}, the shards hold {position}")
+            raise self._error("total_bytes", f"is {shown(index['total_bytes'])}, the shards hold {shown(position)}")
         return tuple(files)
+
+    def _open_shard(self, name: str, nbytes: int, *, is_tolerated: bool) -> WeightFile:
+        try:
+            file = open_named_file(self.folder, name)
+        except CheckpointError as error:
+            if not is_tolerated:
+                raise
+            self.problems.add(str(error))
+            return cast("WeightFile", _MissingFile(self.folder / name))
+        if file.nbytes != nbytes:
+            problem = f"is {file.nbytes} bytes long, the index says {shown(nbytes)}"
+            broken = CheckpointError(file.path, "file", problem)
+            if not is_tolerated:
+                raise broken
+            self.problems.add(str(broken))
+        return file
 
     def _place_tensors(self, tensors: list[TensorInfo], total_bytes: int) -> dict[str, TensorInfo]:
         """Return tensors by name in the order of their bytes, after checking where they lie."""
@@ -142,13 +151,13 @@ class FtwReader:
                 raise self._error(tensor.name, "occurs twice, names must be unique")
             placed[tensor.name] = tensor
             if tensor.offset > total_bytes:
-                problem = f"begins at {shown(tensor.offset)}, the shards hold {total_bytes} bytes"
+                problem = f"begins at {shown(tensor.offset)}, the shards hold {shown(total_bytes)} bytes"
                 raise self._error(tensor.name, problem)
             if tensor.nbytes and tensor.offset < position:
-                raise self._error(tensor.name, f"begins at {tensor.offset} and overlaps the tensor before it")
+                raise self._error(tensor.name, f"begins at {shown(tensor.offset)} and overlaps the tensor before it")
             position = max(position, tensor.offset + align_up(tensor.nbytes, ALIGNMENT))
             if position > total_bytes:
-                problem = f"ends at {position} with its padding, the shards hold {total_bytes} bytes"
+                problem = f"ends at {shown(position)} with its padding, the shards hold {shown(total_bytes)} bytes"
                 raise self._error(tensor.name, problem)
         return placed
 
@@ -159,17 +168,17 @@ class FtwReader:
         if not isinstance(names, list) or not all(isinstance(name, str) and is_plain_name(name) for name in names):
             raise self._error("side_files", f"is {shown(names)}, a list of file names in the same folder is needed")
         region = set(self.tensors)
-        files, budget = list(self.files), TensorBudget()
+        files = list(self.files)
         for name in names:
             if name in self._file_of_side_file:
-                raise self._error("side_files", f"'{name}' occurs twice, names must be unique")
+                raise self._error("side_files", f"'{printable(name)}' occurs twice, names must be unique")
             file = open_named_file(self.folder, name)
             self._file_of_side_file[name] = len(files)
             files.append(file)
-            for tensor in read_safetensors_header(file, name, budget).tensors.values():
+            for tensor in read_safetensors_header(file, name, self._budget).tensors.values():
                 other = self.tensors.setdefault(tensor.name, tensor)
                 if other is not tensor and tensor.name not in region:
-                    problem = f"lies in {other.shard} too, and the index does not say which one counts"
+                    problem = f"lies in {printable(other.shard)} too, and the index does not say which one counts"
                     raise CheckpointError(file.path, tensor.name, problem)
         self.files = tuple(files)
 
@@ -189,6 +198,28 @@ class _MissingFile:
         raise CheckpointError(self.path, "file", f"is missing, {nbytes} bytes of it at {offset} are needed")
 
 
-def _iter_content(file: WeightFile) -> Iterator[bytes]:
+def _open_gguf_metadata(folder: Path) -> WeightFile | None:
+    """Return the copy of a GGUF's metadata in a folder; a link to nothing is a broken checkpoint, not one without."""
+    path = folder / GGUF_METADATA_NAME
+    if not (path.exists() or path.is_symlink()):
+        return None
+    file = open_named_file(folder, GGUF_METADATA_NAME)
+    check_gguf_metadata_size(file.path, file.nbytes)
+    return file
+
+
+def check_gguf_metadata_size(path: str | os.PathLike[str], nbytes: int) -> None:
+    """Check that the copy of a GGUF's metadata is not larger than a reader takes.
+
+    Raises:
+        CheckpointError: It is.
+    """
+    if nbytes > MAX_GGUF_METADATA_NBYTES:
+        problem = f"metadata take {nbytes} bytes, at most {MAX_GGUF_METADATA_NBYTES} are allowed"
+        raise CheckpointError(path, "file", problem)
+
+
+def iter_content(file: WeightFile) -> Iterator[bytes]:
+    """Yield the bytes of a file, at most 1 MiB at a time."""
     for offset in range(0, file.nbytes, _CHUNK_NBYTES):
         yield file.read(offset, min(_CHUNK_NBYTES, file.nbytes - offset))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftw.errors import CheckpointError, printable
 from ftw.host_memory import align_up
-from ftw.hub import open_weight_file, prefetch
+from ftw.hub import open_named_file, open_weight_file, prefetch
 from ftw.readers._gguf_byte_order import read_block_orders
 from ftw.readers._gguf_copy import metadata_copy
 from ftw.readers._gguf_files import choose_files, is_gguf_name, is_shard_name, list_gguf_names
 from ftw.readers._gguf_header import MAX_TENSORS, read_gguf_header
+from ftw.readers._tensor_budget import TensorBudget
 from ftw.readers.gguf_metadata import ALIGNMENT_KEY, ARCHITECTURE_KEY, ValueType
 from ftw.strict_json import shown
 from ftw.tensors import Extent, TensorInfo
@@ -51,7 +52,10 @@ class GgufReader:
     def __init__(self, path: Path) -> None:
         self.folder = path if path.is_dir() else path.parent
         names, self.left_out = choose_files(path)
-        self.files = tuple(open_weight_file(self.folder / name) for name in names)
+        self.files = tuple(
+            open_weight_file(self.folder / name) if len(names) == 1 else open_named_file(self.folder, name)
+            for name in names
+        )
         prefetch(self.files)
         headers = _read_headers(self.files)
         self.header_file = self.files[0]
@@ -121,15 +125,15 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: The header breaks the format in any way.
     """
-    return read_gguf_header(open_weight_file(path)).metadata
+    return read_gguf_header(open_weight_file(path), TensorBudget()).metadata
 
 
 def _read_headers(files: tuple[WeightFile, ...]) -> list[GgufHeader]:
     """Return the headers of all shards, of those after the first only the metadata that tell of shards."""
     headers: list[GgufHeader] = []
-    num_tensors = 0
+    num_tensors, budget = 0, TensorBudget()
     for file in files:
-        header = read_gguf_header(file)
+        header = read_gguf_header(file, budget)
         num_tensors += len(header.tensors)
         if num_tensors > MAX_TENSORS:
             problem = f"the number of tensors is {num_tensors} up to this shard, at most {MAX_TENSORS} are allowed"

@@ -15,18 +15,21 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.readers._cursor import Cursor
 from ftw.strict_json import MAX_DEPTH, shown
 
 if TYPE_CHECKING:
+    from ftw.readers._tensor_budget import TensorBudget
     from ftw.weight_file import WeightFile
 
 MIN_ENTRY_NBYTES = 8 + 1 + 4 + 1
-MAX_KEYS = 1 << 16  # a model has less than a hundred
+MAX_KEYS = 1 << 15  # a model has less than a hundred
 MAX_NAME_NBYTES = 65535
 MAX_TEXT_NBYTES = 8 << 20  # of all strings that are no arrays; as Python objects they take up to four times as much
+_KEY_NBYTES = 200  # of a key-value beside both; of an array more, of a number less
 MAX_ALIGNMENT = 1 << 20
 MAX_WALKED = 1 << 24  # elements that are passed over one by one: a sparse file could have any number of them
 ALIGNMENT_KEY = "general.alignment"
@@ -124,18 +127,18 @@ class MetadataArray:
         return elements
 
 
-def read_metadata(cursor: Cursor, count: int) -> GgufMetadata:
+def read_metadata(cursor: Cursor, count: int, budget: TensorBudget) -> GgufMetadata:
     """Read and check `count` key-values.
 
     Raises:
-        CheckpointError: One breaks the format in any way.
+        CheckpointError: One breaks the format in any way, or they take more memory than the budget has.
     """
     metadata = GgufMetadata({}, {})
     text_nbytes = 0
     if count > MAX_KEYS:
         raise cursor.error(f"the number of keys is {count}, at most {MAX_KEYS} are allowed")
     for number in range(count):
-        cursor.subject = f"key {number}"
+        cursor.subject, begin = f"key {number}", cursor.position
         key = read_name(cursor)
         if key in metadata.values:
             raise cursor.error(f"{shown(key)} occurs twice, keys must be unique")
@@ -143,6 +146,8 @@ def read_metadata(cursor: Cursor, count: int) -> GgufMetadata:
         kind = metadata.types[key] = _read_type(cursor)
         start = cursor.position
         value = metadata.values[key] = _read_value(cursor, key, kind, text_nbytes)
+        budget.add_header(len(key) if kind is ValueType.ARRAY else cursor.position - begin)  # arrays stay in the file
+        budget.take(_KEY_NBYTES + getsizeof(key) + getsizeof(value), cursor.file.path, "header")
         text_nbytes += cursor.position - start if kind is ValueType.STRING else 0
         if key == ALIGNMENT_KEY:
             _check_alignment(cursor, kind, value)

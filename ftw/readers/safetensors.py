@@ -9,17 +9,20 @@ Which files of a folder make up the checkpoint, in this order:
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path, PurePosixPath
+from sys import getsizeof
 from typing import TYPE_CHECKING, ClassVar
 
 from ftw.errors import CheckpointError, printable
 from ftw.hub import open_named_file, open_weight_file, prefetch
 from ftw.json_stream import JsonStream
+from ftw.links import leads_out
 from ftw.readers._safetensors_header import read_safetensors_header
-from ftw.readers._tensor_budget import TensorBudget
+from ftw.readers._tensor_budget import KEY_NBYTES, TensorBudget
 from ftw.readers.base import DerivedFile, LeftOut
-from ftw.strict_json import check_depth, open_json_file, read_json_file, shown
+from ftw.strict_json import open_json_file, read_json_file, shown
 from ftw.tensors import Extent
 
 if TYPE_CHECKING:
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
 _WHOLE = "model.safetensors"
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+_PLACE_NBYTES = 60  # of a name of the index, beside itself
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.safetensors")
 # Other copies, or parts, of a model that lie beside its Hugging Face weights.
 _STRAY_PREFIXES = {"consolidated": "another copy of the weights", "adapter_model": "an adapter, not the model"}
 
@@ -41,10 +45,12 @@ class SafetensorsReader:
     def __init__(self, path: Path) -> None:
         self.folder = path if path.is_dir() else path.parent
         index = _find_index(path)
-        weight_map = _read_weight_map(index) if index else None
+        budget = TensorBudget()
+        weight_map = _read_weight_map(index, budget) if index else None
         names = sorted(set(weight_map.values())) if weight_map else _choose_files(path)
+        is_named = index is None and len(names) == 1  # by the user, who may have linked it from anywhere
         self.files = tuple(
-            open_named_file(self.folder, name) if index else open_weight_file(self.folder / name) for name in names
+            open_weight_file(self.folder / name) if is_named else open_named_file(self.folder, name) for name in names
         )
         prefetch(self.files)
         self.tensors: dict[str, TensorInfo] = {}
@@ -52,7 +58,7 @@ class SafetensorsReader:
         self._file_of_shard = {name: number for number, name in enumerate(names)}
         left_out: list[LeftOut] = []
         placed = weight_map or {}
-        budget = TensorBudget()
+        reasons: dict[str, str] = {}  # one text for all stale copies that have the same
         for name, file in zip(names, self.files, strict=True):
             header = read_safetensors_header(file, name, budget)
             self.metadata.update(header.metadata)
@@ -60,7 +66,7 @@ class SafetensorsReader:
                 if tensor.name not in self.tensors and placed.get(tensor.name, name) == name:
                     self.tensors[tensor.name] = tensor
                 else:
-                    left_out.append(self._stale_copy(tensor, placed))
+                    left_out.append(self._stale_copy(tensor, placed, reasons, budget))
         if weight_map and index:
             self._check_weight_map(weight_map, index)
         self.left_out = (*left_out, *_strays(path, names, index))
@@ -84,13 +90,18 @@ class SafetensorsReader:
         """Return nothing: all that is not a weight lies in files of its own."""
         return ()
 
-    def _stale_copy(self, tensor: TensorInfo, weight_map: dict[str, str]) -> LeftOut:
+    def _stale_copy(
+        self, tensor: TensorInfo, weight_map: dict[str, str], reasons: dict[str, str], budget: TensorBudget
+    ) -> LeftOut:
         """Return why a tensor is not taken: the index names another file for it."""
         if weight_map.get(tensor.name, tensor.shard) == tensor.shard:
             other = self.tensors[tensor.name].shard
             problem = f"lies in {printable(other)} too, and no index says which one counts"
             raise CheckpointError(self.folder / tensor.shard, tensor.name, problem)
-        return LeftOut(tensor.name, f"a copy in {printable(tensor.shard)}, the index names {weight_map[tensor.name]}")
+        reason = f"a copy in {printable(tensor.shard)}, the index names {printable(weight_map[tensor.name])}"
+        if reason not in reasons:
+            budget.take(getsizeof(reason) + KEY_NBYTES, self.folder / tensor.shard, "header")
+        return LeftOut(tensor.name, reasons.setdefault(reason, reason))
 
     def _check_weight_map(self, weight_map: dict[str, str], index: Path) -> None:
         for name, shard in weight_map.items():
@@ -108,7 +119,7 @@ def listed_files(path: Path) -> list[str] | None:
     """
     index = _find_index(path)
     if index is not None:
-        return sorted(set(_read_weight_map(index).values()))
+        return sorted(set(_read_weight_map(index, TensorBudget()).values()))
     names = _choose_files(path)
     return names if names == [_WHOLE] or not path.is_dir() else None
 
@@ -116,31 +127,39 @@ def listed_files(path: Path) -> list[str] | None:
 def _find_index(path: Path) -> Path | None:
     if path.name.endswith(_INDEX_SUFFIX):
         return path
-    if not path.is_dir():
-        return None
-    preferred = path / ("model" + _INDEX_SUFFIX)
+    index = _find_index_in(path) if path.is_dir() else None
+    if index is not None and leads_out(index, path):
+        raise CheckpointError(index, "file", "is a link that leads out of the folder; name the index that it leads to")
+    return index
+
+
+def _find_index_in(folder: Path) -> Path | None:
+    preferred = folder / ("model" + _INDEX_SUFFIX)
     if preferred.exists():
         return preferred
-    if (path / _WHOLE).exists():
+    if (folder / _WHOLE).exists():
         return None
-    indexes = sorted(path.glob("*" + _INDEX_SUFFIX))
+    indexes = sorted(folder.glob("*" + _INDEX_SUFFIX))
     if len(indexes) > 1:
         names = ", ".join(printable(index.name) for index in indexes)
-        raise CheckpointError(path, "index", f"there are several, {names}; name one of them")
+        raise CheckpointError(folder, "index", f"there are several, {names}; name one of them")
     return indexes[0] if indexes else None
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def _read_weight_map(index: Path, budget: TensorBudget) -> dict[str, str]:
     """Return which file each tensor lies in; of other members only that they are JSON matters."""
     weight_map: dict[str, str] = {}
     found = "missing"
     with open_json_file(index) as file:
+        budget.add_header(file.seek(0, os.SEEK_END))
+        file.seek(0)
         stream = JsonStream(file.read, index, "json")
         for key in stream.iter_members():
+            budget.take(KEY_NBYTES + getsizeof(key), index, "json")
             if key != "weight_map":
-                check_depth({key: stream.read_value()}, index, "json")
+                stream.read_value()
             elif stream.kind() == "an object":
-                weight_map, found = _read_places(stream, index), "empty"
+                weight_map, found = _read_places(stream, index, budget), "empty"
             else:
                 found = stream.describe()
                 break
@@ -151,17 +170,20 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_places(stream: JsonStream, index: Path) -> dict[str, str]:
+def _read_places(stream: JsonStream, index: Path, budget: TensorBudget) -> dict[str, str]:
     weight_map: dict[str, str] = {}
     inside: dict[str, str] = {}  # of 100,000 names, those of a few thousand files are looked at, and kept once
     for name in stream.iter_members():
+        budget.take(_PLACE_NBYTES + KEY_NBYTES + getsizeof(name), index, "weight_map")
         shard = stream.read_value()
         if isinstance(shard, str) and shard not in inside and _is_inside(shard):
+            budget.take(2 * KEY_NBYTES + getsizeof(shard), index, "weight_map")
             inside[shard] = shard
         if not isinstance(shard, str) or shard not in inside:
             problem = f"file name {shown(shard)}, a path of a {_SUFFIX} file inside the checkpoint's folder is needed"
             raise CheckpointError(index, name, problem)
         weight_map[name] = inside[shard]
+    budget.give_back(KEY_NBYTES * len(weight_map))
     return weight_map
 
 
@@ -189,7 +211,9 @@ def _choose_files(path: Path) -> list[str]:
 def _is_df11(folder: Path) -> bool:
     """Tell whether config.json says DF11: one file per compressed module, beside a model.safetensors with the rest."""
     config = folder / "config.json"
-    return config.is_file() and "dfloat11_config" in read_json_file(config, allow_non_finite=True)
+    if not config.is_file() or leads_out(config, folder):
+        return False
+    return "dfloat11_config" in read_json_file(config, allow_non_finite=True)
 
 
 def _check_numbered(folder: Path, names: list[str]) -> None:
