@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from ftw.convert import ConversionResult, convert
 from ftw.placement import MOVED_ROLES, Embed
 from ftw.readers.ftw import ALIGNMENT
 from ftw.sizes import format_size, parse_size
+from ftw.target import no_room
 
 from .output import print_error, print_json, print_line, print_warning
 from .progress import ProgressOption, show_progress
@@ -71,7 +73,7 @@ def convert_command(
     else:
         _print_result(result, embed, dry_run)
     if dry_run and result.needed_nbytes > result.free_nbytes:
-        print_error(f"{target}: target: needs {result.needed_nbytes} bytes, {result.free_nbytes} are free on its disk")
+        print_error(no_room(Path(target), result.needed_nbytes, result.free_nbytes))
         return FAILED
     return DONE
 

@@ -17,7 +17,7 @@ from ftw.host_memory import HostMemory, align_up
 from ftw.hub import HubPath
 from ftw.links import leads_out
 from ftw.readers import open_reader
-from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, iter_content
+from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, find_record, iter_content
 from ftw.readers.gguf import read_gguf_metadata
 from ftw.source import locate_source, resolve_source
 from ftw.strict_json import shown
@@ -275,8 +275,7 @@ def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
 
 def _check_copy(reader: FtwReader) -> None:
     """Check the copy of a GGUF's metadata against the index, where that records it: a verdict rests on it."""
-    own = reader.metadata.get("ftw")
-    derived = own.get("derived") if isinstance(own, dict) else None
+    derived = find_record(reader.metadata, "derived")
     recorded = derived if isinstance(derived, list) else []
     entries = [entry for entry in recorded if isinstance(entry, dict) and entry.get("name") == GGUF_METADATA_NAME]
     if len(entries) > 1:

@@ -17,7 +17,7 @@ from ftw.index_file import iter_index_without_checksums
 from ftw.layout import Layout, plan_layout
 from ftw.placement import Placement, plan_placement
 from ftw.readers._ftw_index import MAX_OTHERS
-from ftw.readers.ftw import check_gguf_metadata_size
+from ftw.readers.ftw import check_gguf_metadata_size, find_record
 from ftw.strict_json import MAX_NBYTES
 from ftw.verdict import judge
 
@@ -182,8 +182,7 @@ def _index_extra(
     if checkpoint.format == "ftw":
         carried = {key: value for key, value in checkpoint.metadata.items() if key not in _OWN_INDEX_KEYS}
     name = checkpoint.folder.resolve().name if os.path.exists(checkpoint.source) else checkpoint.source
-    own = checkpoint.metadata.get("ftw") if checkpoint.format == "ftw" else None
-    decoded_before = own.get("decoded") if isinstance(own, dict) else None
+    decoded_before = find_record(checkpoint.metadata, "decoded")
     decoded = [{"name": name, "from": list(parts)} for name, parts in checkpoint.decoded.items()]
     optional = {
         "derived": [_derived_entry(file) for file in derived],

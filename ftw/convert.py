@@ -76,7 +76,7 @@ class ConversionResult:
             "format": self.format,
             "num_source_tensors": plan.num_source_tensors,
             "num_tensors": len(layout.tensors),
-            "nbytes": sum(tensor.nbytes for tensor in layout.tensors),
+            "nbytes": layout.nbytes,
             "total_bytes": layout.total_bytes,
             "resumed_bytes": self.resumed_nbytes,
             "was_complete": self.was_complete,
@@ -150,7 +150,7 @@ def convert(
         needed = needed_nbytes(plan, checkpoint.folder)
         room = needed, free_nbytes(destination)
         result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, *room)
-        nbytes = sum(tensor.nbytes for tensor in plan.layout.tensors)
+        nbytes = plan.layout.nbytes
         may_write = partial(
             check_target,
             destination,

@@ -65,6 +65,11 @@ class Layout:
         """Length of the region, padding included."""
         return sum(shard.nbytes for shard in self.shards)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, padding left out."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
     def start_of(self, number: int) -> int:
         """Return where a tensor begins in the region; of the number after the last, where the region ends."""
         return self.tensors[number].offset if number < len(self.tensors) else self.total_bytes

@@ -121,9 +121,8 @@ def offload_tables(
             continue
         hot = hot_bytes if wrap is None and table.role == TOKEN_EMBEDDING else None
         try:
-            parameter = "weight" if is_scaled is not None and is_scaled(table.module) else None
             own = {"hot_bytes": hot}
-            move = plan_move(table.module, parameter=parameter, name=None, device=device, own=own)
+            move = plan_move(table.module, parameter=_parameter_of(table, is_scaled), name=None, device=device, own=own)
             _check_is_whole(table, move)
             moves[table.path] = move
         except NotEligibleError as error:
@@ -187,13 +186,17 @@ def _why_staying(table: ModelTable, is_scaled: Callable[[nn.Module], bool] | Non
     if is_steady_table(table.path):
         return f"{subject}: table: is by its name one of positions, kinds or codes, which is read at every step"
     try:
-        parameter = "weight" if is_scaled is not None and is_scaled(table.module) else None
-        tensor = find_table(table.module, parameter, subject).tensor
+        tensor = find_table(table.module, _parameter_of(table, is_scaled), subject).tensor
     except NotEligibleError as error:
         return str(error)
     if tensor.nbytes < _MIN_NBYTES:
         return f"{subject}: table: has {format_size(tensor.nbytes)}, less than the {format_size(_MIN_NBYTES)} that move"
     return ""
+
+
+def _parameter_of(table: ModelTable, is_scaled: Callable[[nn.Module], bool] | None) -> str | None:
+    """Return which parameter is the table of a module that scales its rows; None where it only looks them up."""
+    return "weight" if is_scaled is not None and is_scaled(table.module) else None
 
 
 def _no_table(model: nn.Module, left: Mapping[str, str]) -> str:

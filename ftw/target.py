@@ -81,7 +81,12 @@ def check_free_space(target: Path, needed: int) -> None:
     """
     free = free_nbytes(target)
     if needed > free:
-        raise OutputError(f"{printable(str(target))}: target: needs {needed} bytes, {free} are free on its disk")
+        raise OutputError(no_room(target, needed, free))
+
+
+def no_room(target: Path, needed: int, free: int) -> str:
+    """Return the line that says that a target does not fit on its disk."""
+    return f"{printable(str(target))}: target: needs {needed} bytes, {free} are free on its disk"
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from ftw.errors import CheckpointError, printable
 from ftw.host_memory import HostMemory, align_up
 from ftw.links import stays_inside
 from ftw.problems import Problems
-from ftw.readers.ftw import ALIGNMENT, FtwReader
+from ftw.readers.ftw import ALIGNMENT, FtwReader, find_record
 from ftw.source import resolve_source
 
 if TYPE_CHECKING:
@@ -166,8 +166,7 @@ def _is_inside(name: str) -> bool:
 
 def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Checkpoint:
     """Open what a checkpoint is to be compared with; where its index says that tensors were decoded, decode them."""
-    own = checkpoint.metadata.get("ftw") if checkpoint.format == "ftw" else None
-    return open_checkpoint(source, decode_df11=isinstance(own, dict) and bool(own.get("decoded")))
+    return open_checkpoint(source, decode_df11=bool(find_record(checkpoint.metadata, "decoded")))
 
 
 def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> Iterator[str]:

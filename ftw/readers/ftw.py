@@ -31,7 +31,7 @@ from ftw.tensors import Extent
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ftw.readers.base import LeftOut
     from ftw.tensors import TensorInfo
@@ -217,6 +217,15 @@ def check_gguf_metadata_size(path: str | os.PathLike[str], nbytes: int) -> None:
     if nbytes > MAX_GGUF_METADATA_NBYTES:
         problem = f"metadata take {nbytes} bytes, at most {MAX_GGUF_METADATA_NBYTES} are allowed"
         raise CheckpointError(path, "file", problem)
+
+
+def find_record(metadata: Mapping[str, Any], key: str) -> Any:
+    """Return what an index says under a key of ours, unchecked; None where it says nothing, and of other formats.
+
+    Those have no objects among their metadata.
+    """
+    own = metadata.get("ftw")
+    return own.get(key) if isinstance(own, dict) else None
 
 
 def iter_content(file: WeightFile) -> Iterator[bytes]:
