@@ -21,6 +21,7 @@ from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, find_reco
 from ftw.readers.gguf import read_gguf_metadata
 from ftw.source import locate_source, resolve_source
 from ftw.strict_json import shown
+from ftw.weight_file import WeightFile
 
 if TYPE_CHECKING:
     import os
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ftw.df11 import Df11Table
     from ftw.readers.base import DerivedFile, LeftOut, Reader
     from ftw.tensors import Extent, TensorInfo
-    from ftw.weight_file import WeightFile
 
 CHUNK_NBYTES = 16 << 20
 _PARALLEL_NBYTES = 2 * CHUNK_NBYTES  # one chunk, cold or warm, a thread alone reads faster (2 cores; 2026-11-30)
@@ -169,6 +169,22 @@ class Checkpoint:
         """Return where the bytes of a tensor lie: runs of `files`, in order; of a decoded one, those of its parts."""
         names = self.decoded.get(name, (name,))
         return tuple(extent for part in names for extent in self._reader.extents(self.find_tensor(part)))
+
+    def find_bytes(self, name: str, offset: int, nbytes: int) -> tuple[WeightFile, int] | None:
+        """Return which file holds bytes of a tensor, and from where on.
+
+        None where they lie in several places or on the hub, or are not stored as they are read.
+        """
+        tensor = self.find_tensor(name)
+        if name in self._df11 or self._reader.block_order(tensor) is not None:
+            return None
+        start = 0
+        for extent in self._reader.extents(tensor):
+            if start <= offset and offset + nbytes <= start + extent.nbytes:
+                file = self._reader.files[extent.file]
+                return (file, extent.offset + offset - start) if isinstance(file, WeightFile) else None
+            start += extent.nbytes
+        return None
 
     def find_tensor(self, name: str) -> TensorInfo:
         """Return one of `tensors`, or of those that one of them is decoded from, which can be read as they are stored.

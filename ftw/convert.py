@@ -1,7 +1,7 @@
 """Conversion to FTW: bytes move unchanged, a checksum is taken on the way, and the folder appears when it is complete.
 
 A conversion that fails or is killed leaves the target as it was (`ftw.target`), and a part that the next one can go on
-from (`ftw.part`). Memory is three buffers of 32 MiB, 4 MiB for each thread that reads, and the headers.
+from (`ftw.part`). Memory is five buffers of 16 MiB, and the headers.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ftw.index_file import iter_index
 from ftw.layout import DEFAULT_SHARD_LIMIT
 from ftw.part import Journal, clear_folder, has_part, is_part_of, keep_part, remove_journal
 from ftw.readers.ftw import ALIGNMENT, INDEX_NAME, FtwReader
+from ftw.run_reader import RunReader
 from ftw.target import (
     check_free_space,
     check_target,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftw.checkpoint import Checkpoint
-
-_NUM_READ_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ def convert(
         dry_run: Plan and check, write nothing; what `resume` would keep is not looked at, and whether the disk has room
             is told by the result.
         decode_df11: Decode lookup tables that are stored as DF11 to bfloat16.
-        progress: Called with the bytes done and all bytes, after each piece of at most 32 MiB.
+        progress: Called with the bytes done and all bytes, after each piece of at most 16 MiB.
 
     Raises:
         NotEligibleError: `embed` is "host" and the token embedding may not leave the GPU.
@@ -253,5 +252,5 @@ def _write(
         write_atomically(staging / file.name, file.read())
     name = checkpoint.source
     with FtwWriter(staging, plan.layout, source=name, checksums=checksums, record=journal.record) as writer:
-        writer.write(partial(checkpoint.read_many, num_threads=_NUM_READ_THREADS), progress)
+        writer.write(RunReader(checkpoint).read, progress)
         writer.finish(plan.index_extra)

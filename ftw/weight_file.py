@@ -162,6 +162,21 @@ class OpenFile:
                 done = self._read_bounced(offset, view, bounce)
         self._read_buffered(offset + done, view[done:])
 
+    def read_in_place(self, offset: int, nbytes: int, buffer: memoryview) -> int:
+        """Read bytes into a buffer without moving them in memory; return at which byte of it they begin.
+
+        That is 0, or around the page cache `offset` modulo 4096. The buffer begins at a multiple of 4096 in memory, and
+        has room for all blocks that the bytes lie in.
+
+        Raises:
+            CheckpointError: The file ends before.
+        """
+        is_large = nbytes >= DIRECT_MIN_JOB_NBYTES and not _is_cached(self._buffered, offset, nbytes)
+        if is_large and self._read_window(offset, nbytes, buffer) == nbytes:
+            return offset % DIRECT_ALIGNMENT
+        self._read_buffered(offset, buffer[:nbytes])
+        return 0
+
     def _check_unchanged(self, descriptor: int) -> None:
         if _identity(os.fstat(descriptor)) != self._file.identity:
             raise CheckpointError(self._file.path, "file", "changed while it was being read")
@@ -178,12 +193,17 @@ class OpenFile:
 
     def _read_bounced(self, offset: int, view: memoryview, bounce: Callable[[], memoryview]) -> int:
         """Read the blocks that the bytes lie in and move the bytes into `view`; return how many those were."""
-        skipped = offset % DIRECT_ALIGNMENT
-        with bounce()[: align_up(skipped + len(view), DIRECT_ALIGNMENT)] as window:
-            done = min(max(self._read_direct(offset - skipped, window) - skipped, 0), len(view))
+        with bounce()[:] as window:
+            done = self._read_window(offset, len(view), window)
             if done:  # ctypes lets other threads run meanwhile, the assignment of a slice does not
-                ctypes.memmove(address_of(view), address_of(window) + skipped, done)
+                ctypes.memmove(address_of(view), address_of(window) + offset % DIRECT_ALIGNMENT, done)
         return done
+
+    def _read_window(self, offset: int, nbytes: int, buffer: memoryview) -> int:
+        """Read the blocks that bytes lie in, to the start of a buffer; return how many of those bytes there are now."""
+        skipped = offset % DIRECT_ALIGNMENT
+        with buffer[: align_up(skipped + nbytes, DIRECT_ALIGNMENT)] as blocks:  # an error would keep it alive
+            return min(max(self._read_direct(offset - skipped, blocks) - skipped, 0), nbytes)
 
     def _read_direct(self, offset: int, blocks: memoryview) -> int:
         """Read whole blocks around the page cache, up to the file's end; return how many bytes that was."""

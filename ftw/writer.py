@@ -1,13 +1,15 @@
 """FtwWriter: writes the region of an FTW, in its shards, and then its index. See `ftw.readers.ftw` for the format.
 
-Bytes pass through a few page-aligned buffers: one is filled by parallel reads while the one before it is written,
-around the page cache, by a thread of the writer's own. Runs go across tensor borders, so that small tensors cost
-neither a read nor a write of their own; checksums are taken in between, at 21 GiB/s on one core. The limit is the disk,
-which reading and writing share.
+Bytes pass through a few page-aligned buffers, a run of the region in each: two threads read, one writes around the page
+cache, and the caller's takes checksums in between. Runs go across tensor borders, so that small tensors cost neither a
+read nor a write of their own. The limit is the disk, which reading and writing share. Work of the processor takes from
+it, even where threads hide it, so each byte is moved at most once, while its checksum is taken.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,11 @@ import xxhash
 
 from ftw.durable import write_atomically
 from ftw.errors import CheckpointError
-from ftw.host_memory import HostMemory, align_up
+from ftw.host_memory import HostMemory, address_of, align_up
 from ftw.index_file import iter_index
 from ftw.layout import iter_runs
 from ftw.readers.ftw import ALIGNMENT, INDEX_NAME
+from ftw.run_reader import buffer_nbytes
 from ftw.shard_files import ShardFiles
 
 if TYPE_CHECKING:
@@ -26,19 +29,21 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from ftw.layout import Layout, Run
+    from ftw.layout import Layout, Piece, Run
     from ftw.tensors import TensorInfo
 
-    ReadMany = Callable[[list[tuple[str, memoryview, int]]], None]
+    ReadRun = Callable[[Run, memoryview], Sequence[int]]
 
-_BUFFER_NBYTES = 32 << 20
-_NUM_BUFFERS = 3  # one being filled, one being written, one that evens out the difference
+_RUN_NBYTES = 16 << 20
+_NUM_READERS = 2
+_NUM_BUFFERS = _NUM_READERS + 3  # of the runs in the caller's thread and being written, and one that evens out
+_STEP_NBYTES = 256 << 10  # stays in the processor's cache between the move and the checksum
 
 
 class FtwWriter:
     """Writes the tensors of a layout, in its order, then the index. Use it as a context manager.
 
-    Memory: three buffers of 32 MiB, whatever the size of the checkpoint, and what reading takes.
+    Memory: five buffers of 16 MiB, whatever the size of the checkpoint, and what reading takes.
     """
 
     def __init__(
@@ -65,10 +70,11 @@ class FtwWriter:
         self._checksums = list(checksums)
         self._record = record
         self._shards = ShardFiles(folder, layout)
-        self._buffers = [HostMemory(_BUFFER_NBYTES) for _ in range(_NUM_BUFFERS)]
+        self._buffers = [HostMemory(buffer_nbytes(_RUN_NBYTES)) for _ in range(_NUM_BUFFERS)]
         self._writes: list[Future[None] | None] = [None] * _NUM_BUFFERS
         self._has_failed = False
-        self._pool = ThreadPoolExecutor(1, "ftw-write")
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "ftw-read")
+        self._writer = ThreadPoolExecutor(1, "ftw-write")
 
     def __enter__(self) -> FtwWriter:
         return self
@@ -77,41 +83,45 @@ class FtwWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         while True:
-            try:  # what has been read is written: the next conversion may go on from it
-                self._pool.shutdown(wait=True)
+            try:  # what has a checksum is written: the next conversion may go on from it
+                self._readers.shutdown(wait=True, cancel_futures=True)
+                self._writer.shutdown(wait=True)
                 break
             except KeyboardInterrupt:  # once more: drop what waits, but nothing may be written after this
                 self._has_failed = True
         self._shards.close()
 
-    def write(self, read_many: ReadMany, progress: Callable[[int], None] | None = None) -> None:
+    def write(self, read: ReadRun, progress: Callable[[int], None] | None = None) -> None:
         """Write all tensors, and make their shards last.
 
         Args:
-            read_many: Fills views, each with the bytes of the named tensor from an offset on: `Checkpoint.read_many`.
-            progress: Called with the bytes of tensors that have been read, after each run of at most 32 MiB.
+            read: Reads a run into a buffer and returns where in it each piece lies, as `RunReader.read` does; called by
+                two threads.
+            progress: Called with the bytes of tensors that have been read, after each run of at most 16 MiB.
 
         Raises:
             CheckpointError: A tensor of the layout has a checksum, and what was read has another.
             OSError: The disk is full or fails; it names the shard.
         """
         hasher = xxhash.xxh3_64()
-        for number, run in enumerate(iter_runs(self._layout, _BUFFER_NBYTES, len(self._checksums))):
-            buffer = number % _NUM_BUFFERS
-            self._wait(buffer)
-            view = self._buffers[buffer].view()[: run.nbytes]
-            read_many(
-                [
-                    (piece.tensor.name, view[piece.start : piece.start + piece.nbytes], piece.offset)
-                    for piece in run.pieces
-                    if piece.nbytes
-                ]
-            )
-            ended = self._finish_pieces(run, view, hasher)
+        reading: deque[tuple[Run, int, Future[Sequence[int]]]] = deque()
+
+        def pass_on() -> None:
+            run, buffer, places = reading.popleft()
+            view = self._buffers[buffer].view()
+            ended = self._finish_pieces(run, view, places.result(), hasher)
             self._checksums += ended
-            self._writes[buffer] = self._pool.submit(self._write, run, view, ended)
+            self._writes[buffer] = self._writer.submit(self._write, run, view[: run.nbytes], ended)
             if progress:
                 progress(sum(piece.nbytes for piece in run.pieces))
+
+        for number, run in enumerate(iter_runs(self._layout, _RUN_NBYTES, len(self._checksums))):
+            buffer = number % _NUM_BUFFERS
+            reading.append((run, buffer, self._readers.submit(self._read, read, run, buffer)))
+            if len(reading) > _NUM_READERS:
+                pass_on()
+        while reading:
+            pass_on()
         for buffer in range(_NUM_BUFFERS):
             self._wait(buffer)
         self._shards.end_shard()
@@ -120,16 +130,20 @@ class FtwWriter:
         """Write the index under its name, once all tensors have been written; `extra` holds its further keys."""
         write_atomically(self._folder / INDEX_NAME, iter_index(self._layout, self._checksums, extra))
 
-    def _finish_pieces(self, run: Run, view: memoryview, hasher: xxhash.xxh3_64) -> list[str]:
-        """Take the pieces' checksums and pad the tensors that end; return the checksums of those."""
+    def _read(self, read: ReadRun, run: Run, buffer: int) -> Sequence[int]:
+        self._wait(buffer)
+        return read(run, self._buffers[buffer].view())
+
+    def _finish_pieces(self, run: Run, view: memoryview, places: Sequence[int], hasher: xxhash.xxh3_64) -> list[str]:
+        """Bring pieces to their places, take checksums, pad the tensors that end; return the checksums of those."""
         ended: list[str] = []
-        for piece in run.pieces:
-            end = piece.start + piece.nbytes
-            hasher.update(view[piece.start : end])
+        for piece, place in zip(run.pieces, places, strict=True):
+            _move_and_hash(piece, view, place, hasher)
             if piece.is_last:
                 self._check(piece.tensor, hasher.hexdigest())
                 ended.append(hasher.hexdigest())
                 hasher.reset()
+                end = piece.start + piece.nbytes
                 padded = align_up(end, ALIGNMENT)
                 view[end:padded] = bytes(padded - end)
         return ended
@@ -155,3 +169,16 @@ class FtwWriter:
         except BaseException:
             self._has_failed = True
             raise
+
+
+def _move_and_hash(piece: Piece, view: memoryview, place: int, hasher: xxhash.xxh3_64) -> None:
+    """Move a piece from `place`, which lies behind its start, to there, and take its bytes into the checksum."""
+    end = piece.start + piece.nbytes
+    if place == piece.start:
+        hasher.update(view[place:end])
+        return
+    address, shift = address_of(view), place - piece.start
+    for start in range(piece.start, end, _STEP_NBYTES):
+        step = view[start : min(start + _STEP_NBYTES, end)]
+        ctypes.memmove(address + start, address + start + shift, len(step))
+        hasher.update(step)

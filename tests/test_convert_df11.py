@@ -58,7 +58,7 @@ def test_without_the_option_it_stays_and_the_refusal_names_the_option(source: Pa
 
 
 def test_interrupted_decoding_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_BUFFER_NBYTES", 8192)
+    monkeypatch.setattr(writer, "_RUN_NBYTES", 8192)
     ftw.convert(source, tmp_path / "whole", decode_df11=True)
 
     def interrupt(done: int, total: int) -> None:

@@ -19,8 +19,8 @@ from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, w
 import ftw
 from ftw import target as target_module
 from ftw import writer as writer_module
-from ftw.checkpoint import Checkpoint
 from ftw.errors import CheckpointError, OutputError
+from ftw.run_reader import RunReader
 
 STAGING = ".out.ftw-partial"
 
@@ -28,7 +28,7 @@ STAGING = ".out.ftw-partial"
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """A conversion of a few MiB then takes several runs."""
-    monkeypatch.setattr(writer_module, "_BUFFER_NBYTES", 1 << 20)
+    monkeypatch.setattr(writer_module, "_RUN_NBYTES", 1 << 20)
 
 
 def sharded(folder: Path, *, nbytes: int = 24 << 20, seed: int = 0) -> Path:
@@ -64,14 +64,14 @@ def fail_in_write(monkeypatch, code: int, after: int) -> None:
 
 
 def fail_in_read(monkeypatch, error: BaseException) -> None:
-    real = Checkpoint.read_many
+    real = RunReader.read
 
-    def read_many(self, requests, *, num_threads=None):
-        if any(name == "t3" for name, _, _ in requests):
+    def read(self, run, buffer):
+        if any(piece.tensor.name == "t3" for piece in run.pieces):
             raise error
-        real(self, requests, num_threads=num_threads)
+        return real(self, run, buffer)
 
-    monkeypatch.setattr(Checkpoint, "read_many", read_many)
+    monkeypatch.setattr(RunReader, "read", read)
 
 
 @pytest.fixture(params=[False, True], ids=["new", "overwrite"])

@@ -17,7 +17,7 @@ from inspecting import stored_bytes, tensor_bytes
 
 from ftw import TensorInfo, open_checkpoint, shard_files
 from ftw.durable import write_atomically
-from ftw.layout import Layout, Shard, iter_runs, plan_layout
+from ftw.layout import Layout, Run, Shard, iter_runs, plan_layout
 from ftw.writer import FtwWriter
 
 INDEX = "freetoken_weight.json"
@@ -39,16 +39,26 @@ def write(folder: Path, contents: dict[str, bytes], shard_limit: int = 8 << 30, 
 
 
 def write_infos(
-    folder: Path, infos: list[TensorInfo], contents: dict[str, bytes], shard_limit: int, extra: dict[str, Any]
+    folder: Path,
+    infos: list[TensorInfo],
+    contents: dict[str, bytes],
+    shard_limit: int,
+    extra: dict[str, Any],
+    shift: int = 0,
 ) -> Layout:
     layout = plan_layout(infos, shard_limit)
 
-    def read_many(requests: list[tuple[str, memoryview, int]]) -> None:
-        for name, view, offset in requests:
-            view[:] = contents[name][offset : offset + len(view)]
+    def read(run: Run, buffer: memoryview) -> list[int]:
+        """Leave each piece further behind its place than the one before it."""
+        places = []
+        for number, piece in enumerate(run.pieces):
+            place = min(piece.start + shift * number, len(buffer) - piece.nbytes)
+            buffer[place : place + piece.nbytes] = contents[piece.tensor.name][piece.offset :][: piece.nbytes]
+            places.append(place)
+        return places
 
     with FtwWriter(folder, layout) as ftw_writer:
-        ftw_writer.write(read_many)
+        ftw_writer.write(read)
         ftw_writer.finish(extra)
     return layout
 
@@ -143,6 +153,13 @@ def test_tensor_larger_than_all_buffers_is_written(tmp_path: Path, shard_limit: 
     layout = write(tmp_path, contents, shard_limit)
     assert_reads_back(tmp_path, contents)
     assert len(layout.shards) == -(-layout.total_bytes // shard_limit)
+
+
+@pytest.mark.parametrize("shift", [1, 511, 4096])
+def test_pieces_that_lie_behind_their_places_are_moved(tmp_path: Path, shift: int) -> None:
+    contents = {f"t{number}": pattern(3 * MIB, number)[: MIB + 700_001 * number] for number in range(4)}
+    write_infos(tmp_path, [info(name, len(data)) for name, data in contents.items()], contents, 8 << 30, {}, shift)
+    assert_reads_back(tmp_path, contents)
 
 
 @settings(max_examples=300, deadline=None)
@@ -258,12 +275,13 @@ def test_error_of_the_source_leaves_no_index(tmp_path: Path) -> None:
     layout = plan_layout([info("a", 40 * MIB)])
     before = open_descriptors()
 
-    def read_many(requests: list[tuple[str, memoryview, int]]) -> None:
-        if requests[0][2]:
+    def read(run: Run, buffer: memoryview) -> list[int]:
+        if run.pieces[0].offset:
             raise ConnectionError("the source went away")
+        return [piece.start for piece in run.pieces]
 
     with pytest.raises(ConnectionError, match="went away"), FtwWriter(tmp_path, layout) as ftw_writer:
-        ftw_writer.write(read_many)
+        ftw_writer.write(read)
     assert not (tmp_path / INDEX).exists()
     assert open_descriptors() == before
 

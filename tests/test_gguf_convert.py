@@ -16,9 +16,9 @@ from gguf_builder import ARCHITECTURE, Blocks, entry, gguf_bytes, kv, random_blo
 from inspecting import stored_bytes
 
 import ftw
-from ftw.checkpoint import Checkpoint
 from ftw.ggml_types import PACKED_TYPES, ggml_types_by_name
 from ftw.readers.gguf import GgufReader
+from ftw.run_reader import RunReader
 
 TABLE, HEAD = "token_embd.weight", "output.weight"
 INDEX, COPY, KEY = "freetoken_weight.json", "source_metadata.gguf", "freetoken.output_weight_present"
@@ -378,7 +378,7 @@ def test_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     if where == "copy":
         monkeypatch.setattr("ftw.readers._gguf_copy._iter_copy", fail)
     else:
-        monkeypatch.setattr(Checkpoint, "read_many", fail)
+        monkeypatch.setattr(RunReader, "read", fail)
     with pytest.raises(OSError, match="Input/output error"):
         ftw.convert(source, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["src"]

@@ -27,7 +27,7 @@ LAYERS = [
     {"tie", "rows"},
     {"verdict"},
     {"placement", "layout", "durable", "per_layer"},
-    {"index_file", "shard_files", "part", "metadata_files"},
+    {"index_file", "shard_files", "part", "metadata_files", "run_reader"},
     {"conversion_plan", "writer"},
     {"table_rows"},
     {"gain"},

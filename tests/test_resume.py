@@ -28,7 +28,7 @@ NAMES = [f"t{number}" for number in range(8)]
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_BUFFER_NBYTES", 16 * KIB)
+    monkeypatch.setattr(writer, "_RUN_NBYTES", 16 * KIB)
 
 
 @pytest.fixture
@@ -375,7 +375,7 @@ def test_conversion_that_is_told_to_end_leaves_a_part(source: Path, target: Path
     script = (
         "import os, signal, sys, ftw\n"
         "from ftw import writer\n"
-        "writer._BUFFER_NBYTES = 16384\n"
+        "writer._RUN_NBYTES = 16384\n"
         "def progress(done, total):\n"
         "    if done > 120_000: os.kill(os.getpid(), signal.SIGTERM)\n"
         "ftw.convert(sys.argv[1], sys.argv[2], embed='host', shard_limit=49152, progress=progress)\n"

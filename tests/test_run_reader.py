@@ -1,0 +1,118 @@
+"""RunReader: every piece's bytes, where it says that they lie, around the page cache and through it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import ftw
+from ftw.host_memory import HostMemory
+from ftw.layout import iter_runs, plan_layout
+from ftw.run_reader import RunReader, buffer_nbytes
+from ftw.weight_file import DIRECT_MIN_JOB_NBYTES, OpenFile
+
+MIB = 1 << 20
+
+
+def write_source(folder: Path, sizes: list[int]) -> Path:
+    """Write tensors of bytes, which lie at any byte of their file."""
+    generator = torch.Generator().manual_seed(len(sizes))
+    tensors = {
+        f"t{number:02}": torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
+        for number, size in enumerate(sizes)
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def make_cold(folder: Path) -> None:
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def check_runs(source: Path, run_nbytes: int) -> list[int]:
+    """Read a checkpoint in runs, compare each piece with its file; return how far behind its place each lay."""
+    shifts = []
+    with ftw.open_checkpoint(source) as checkpoint:
+        layout = plan_layout(checkpoint.tensors.values())
+        buffer = HostMemory(buffer_nbytes(run_nbytes)).view()
+        for run in iter_runs(layout, run_nbytes):
+            places = RunReader(checkpoint).read(run, buffer)
+            ends = [place + piece.nbytes for piece, place in zip(run.pieces, places, strict=True)]
+            assert all(end <= place for end, place in zip(ends, places[1:], strict=False))
+            for piece, place, end in zip(run.pieces, places, ends, strict=True):
+                expected = bytearray(piece.nbytes)
+                checkpoint.read_into(piece.tensor.name, expected, offset=piece.offset)
+                assert buffer[place:end] == expected
+                shifts.append(place - piece.start)
+    assert all(shift >= 0 for shift in shifts)
+    return shifts
+
+
+LARGE = DIRECT_MIN_JOB_NBYTES
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([0, 1, 4096, 5000, LARGE - 1, LARGE, LARGE + 1, LARGE + 4096, 3 * LARGE + 77]), max_size=7
+    ),
+    st.sampled_from([4096, MIB, 2 * MIB, 4 * MIB + 4096]),
+    st.booleans(),
+)
+def test_pieces_lie_where_it_says(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], run_nbytes: int, is_cold: bool
+) -> None:
+    source = write_source(tmp_path_factory.mktemp("source"), sizes)
+    if is_cold:
+        make_cold(source)
+    check_runs(source, run_nbytes)
+
+
+def test_shifts_of_many_large_pieces_fit_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_source(tmp_path / "source", [LARGE + 1] * 12)
+    monkeypatch.setattr("ftw.weight_file._is_cached", lambda *_: False)
+    assert all(shift % 4096 for shift in check_runs(source, 16 * MIB))
+    monkeypatch.setattr("ftw.weight_file._is_cached", lambda *_: True)
+    assert not any(check_runs(source, 16 * MIB))
+
+
+def test_disk_that_refuses_direct_reads_is_read_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_source(tmp_path / "source", [LARGE + 1, 7, LARGE])
+    monkeypatch.setattr("ftw.weight_file._is_cached", lambda *_: False)
+    monkeypatch.setattr(OpenFile, "_open_direct", lambda self: None)
+    assert not any(check_runs(source, 4 * MIB))
+
+
+def test_tensors_that_are_not_stored_as_they_are_read(tmp_path: Path) -> None:
+    """Across shards of an FTW, whose pieces may lie in two files."""
+    source = write_source(tmp_path / "source", [3 * LARGE + 77, 5, LARGE])
+    ftw.convert(source, tmp_path / "ftw", shard_limit=MIB + 4096)
+    make_cold(tmp_path / "ftw")
+    with ftw.open_checkpoint(tmp_path / "ftw") as checkpoint:
+        assert checkpoint.find_bytes("t00", 0, 3 * LARGE) is None
+        assert checkpoint.find_bytes("t00", 0, LARGE) == (checkpoint.files[0], 0)
+        assert checkpoint.find_bytes("t00", LARGE + 4096, 77) == (checkpoint.files[1], 0)
+    assert not any(check_runs(tmp_path / "ftw", 4 * MIB))
+
+
+def test_file_that_changed_is_refused(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source", [LARGE + 1])
+    with ftw.open_checkpoint(source) as checkpoint:
+        (run,) = iter_runs(plan_layout(checkpoint.tensors.values()), 4 * MIB)
+        buffer = HostMemory(buffer_nbytes(4 * MIB)).view()
+        os.utime(source / "model.safetensors", ns=(1, 1))
+        with pytest.raises(ftw.CheckpointError, match=r"model\.safetensors: file: changed while it was being read"):
+            RunReader(checkpoint).read(run, buffer)
