@@ -26,9 +26,9 @@ class Plan(NamedTuple):
         batches: Sequences decoded at a time.
         eager_batches: Those that are decoded without a graph, too.
         eager_seeds: Of prompts that are.
-        captures: Of the step with each placement: what one costs depends on where its memory lies.
+        captures: Of a step and a prompt with each placement: what one costs depends on where its memory lies.
         rounds: Of timed steps, for each capture.
-        prefills: Lengths of timed prompts, and rounds of them.
+        prefills: Lengths of timed prompts, and rounds of them, for each capture.
         hot_bytes: Of hot rows.
         vram: A GPU's memory, of which KV tokens take what the weights leave.
     """
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     eager_seeds: int = 2
     captures: int = 4
     rounds: int = 60
-    prefills: tuple[tuple[int, int], ...] = ((512, 100), (8192, 20))
+    prefills: tuple[tuple[int, int], ...] = ((512, 40), (8192, 30))
     hot_bytes: str = "64MiB"
     vram: str = "24GiB"
 

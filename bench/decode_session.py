@@ -11,6 +11,7 @@ import ftw
 from .checkpoints import TABLE, write_hollow_checkpoint
 from .decoder import Cache, Decoder, Shape, make_cache
 from .sparse_mlp import has_grouped_products
+from .timing import rotated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -157,8 +158,7 @@ class Subject(NamedTuple):
         buffers = make_buffers(self.shape, batch, plan.prompt, plan.steps, self.device)
         found = {name: Session(self.decoder, embedding, buffers) for name, embedding in self.embeddings.items()}
         pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        in_order = list(found.values())
-        for session in in_order[first % len(in_order) :] + in_order[: first % len(in_order)]:
+        for session in rotated(list(found.values()), first):
             session.capture(pool)
         return found
 

@@ -4,9 +4,9 @@ Limit: the "gpu" rows. "gpu, again" is the same once more, captured by itself: a
 its own is noise. All take turns, and a ratio is the median of those within a round; the file has the quantiles of
 ratios, and their medians in each capture.
 
-A step is a captured CUDA graph that feeds itself. What it costs depends on the addresses that it was captured with, so
-all placements have the same ones, several times. A prompt is a graph, too, or its time would be that of launching
-kernels; it is eager where experts need the host to wait.
+A step is a captured CUDA graph that feeds itself. A prompt is a graph, too, or its time would be that of launching
+kernels; it is eager where experts need the host to wait. What a graph costs depends on the addresses that it was
+captured with, so all placements have the same ones, several times.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from .decode_plan import AGAIN, Plan, describe
 from .decode_session import Session, Subject, capture_graph
 from .decoder import make_cache
-from .timing import quantiles, time_interleaved_ms
+from .timing import quantiles, rotated, time_interleaved_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from .ids import Ids
 
@@ -54,21 +54,28 @@ def prefill_rows(subject: Subject, plan: Plan, source: Ids) -> Iterator[dict[str
     mode = "graph" if is_captured else "eager"
     for length, rounds in plan.prefills:
         cache = make_cache(subject.shape, 1, length, subject.device, torch.bfloat16)
-        prompts = source.draw("zipf", length * rounds).view(rounds, 1, length)
-        ids = prompts[0].clone()
-
-        def prepare(number: int, ids: torch.Tensor = ids, prompts: torch.Tensor = prompts) -> None:
-            ids.copy_(prompts[number])
-
-        prefill = subject.decoder.prefill
-        ways: dict[str, Callable[[], object]] = {
-            name: partial(prefill, embedding, ids, cache) for name, embedding in subject.embeddings.items()
+        ids = torch.zeros(1, length, dtype=torch.int64, device=subject.device)
+        calls = {
+            name: partial(subject.decoder.prefill, embedding, ids, cache)
+            for name, embedding in subject.embeddings.items()
         }
-        if is_captured:
-            pool = torch.cuda.graph_pool_handle()
-            ways = {name: capture_graph(call, pool).replay for name, call in ways.items()}
-        times = time_interleaved_ms(ways, rounds=rounds, before=prepare)
-        yield from _timed({**describe(subject.shape), "tokens": length, "mode": mode}, "prefill", [times])
+        captures = [_capture(calls, first=number) if is_captured else calls for number in range(plan.captures)]
+        blocks = []
+        for ways in captures:
+            prompts = source.draw("zipf", length * rounds).view(rounds, 1, length)
+
+            def prepare(number: int, ids: torch.Tensor = ids, prompts: torch.Tensor = prompts) -> None:
+                ids.copy_(prompts[number])
+
+            blocks.append(time_interleaved_ms(ways, rounds=rounds, before=prepare))
+        yield from _timed({**describe(subject.shape), "tokens": length, "mode": mode}, "prefill", blocks)
+
+
+def _capture(calls: Mapping[str, Callable[[], object]], *, first: int) -> dict[str, Callable[[], object]]:
+    """Return replays of calls, whose intermediate values share their addresses; number `first` is captured first."""
+    pool = torch.cuda.graph_pool_handle()
+    replays = {name: capture_graph(calls[name], pool).replay for name in rotated(list(calls), first)}
+    return {name: replays[name] for name in calls}
 
 
 def _with_noise(subject: Subject) -> Subject:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 class Quantiles(NamedTuple):
@@ -97,8 +99,7 @@ def time_interleaved_ms(
     names = list(ways)
     marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in names}
     for number in range(-1, rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in rotated(names, number):
             before(max(number, 0))
             start = _mark(is_gpu=is_gpu)
             ways[name]()
@@ -108,6 +109,12 @@ def time_interleaved_ms(
         return {name: [(end - start) * 1000 for start, end in pairs] for name, pairs in marks.items()}
     torch.cuda.synchronize()
     return {name: [start.elapsed_time(end) for start, end in pairs] for name, pairs in marks.items()}
+
+
+def rotated(items: Sequence[T], number: int) -> list[T]:
+    """Return items in their order, from that of a number on; the first follows the last."""
+    turn = number % len(items)
+    return [*items[turn:], *items[:turn]]
 
 
 def _mark(*, is_gpu: bool) -> Any:
