@@ -82,10 +82,12 @@ def _print_result(result: ConversionResult, embed: str, dry_run: bool) -> None:
     plan = result.plan
     size = format_size(plan.layout.total_bytes)
     tensors, shards = len(plan.layout.tensors), len(plan.layout.shards)
-    verb = "would write" if dry_run else "complete already:" if result.was_complete else "wrote"
-    print_line(f"{verb} {result.target}: {tensors} tensors, {size} in {shards} shard{'s' * (shards != 1)}")
+    done, found = ("would write", "would be checked") if dry_run else ("wrote", "found right")
+    if result.was_complete:
+        done = "there already, would be compared:" if dry_run else "complete already:"
+    print_line(f"{done} {result.target}: {tensors} tensors, {size} in {shards} shard{'s' * (shards != 1)}")
     if result.resumed_nbytes and not result.was_complete:
-        print_line(f"of an earlier conversion: {format_size(result.resumed_nbytes)}, found right")
+        print_line(f"of an earlier conversion: {format_size(result.resumed_nbytes)}, {found}")
     for table in plan.tables:
         if plan.is_on_host(table):
             print_line(f"laid out for host memory: {table.name}, {format_size(table.nbytes)}")

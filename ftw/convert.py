@@ -20,7 +20,7 @@ from ftw.durable import write_atomically
 from ftw.errors import FtwError, OutputError, printable
 from ftw.index_file import iter_index
 from ftw.layout import DEFAULT_SHARD_LIMIT
-from ftw.part import Journal, clear_folder, has_part, is_part_of, keep_part, remove_journal
+from ftw.part import Journal, clear_folder, has_part, is_part_of, keep_part, read_journal, remove_journal
 from ftw.readers.ftw import ALIGNMENT, INDEX_NAME, FtwReader
 from ftw.run_reader import RunReader
 from ftw.target import (
@@ -28,6 +28,8 @@ from ftw.target import (
     check_target,
     clear_staging_folder,
     free_nbytes,
+    held_nbytes,
+    left_staging_folder,
     parent_folders,
     publish,
     restore_target,
@@ -51,10 +53,13 @@ class ConversionResult:
         target: As it was given.
         format: Of the source.
         plan: All that was decided.
-        needed_nbytes: Bytes of all that is written.
-        free_nbytes: What was free on the target's disk before.
-        resumed_nbytes: Bytes of tensors that an earlier conversion had written, and this one found right.
-        was_complete: Whether the target was there already, so that nothing was written.
+        needed_nbytes: Bytes of all that is written, without what is kept of an earlier conversion.
+        free_nbytes: What was free on the target's disk before. With `dry_run` what is there of an earlier conversion
+            and would be cleared counts as free.
+        resumed_nbytes: Bytes of tensors that an earlier conversion had written, and this one found right. With
+            `dry_run` those that its journal names.
+        was_complete: Whether the target was there already, so that nothing was written. With `dry_run` that rests on
+            the index and the metadata files.
     """
 
     source: str
@@ -126,8 +131,8 @@ def convert(
         overwrite: Replace an existing FTW folder; it stays as it is until the new one is complete.
         resume: Go on from the tensors that an interrupted conversion has written, once they are found right. Where the
             target is there, compare it with the source, and do nothing if it is what this conversion would make.
-        dry_run: Plan and check, write nothing; what `resume` would keep is not looked at, and whether the disk has room
-            is told by the result.
+        dry_run: Plan and check, write nothing. What `resume` would read back, or compare, is taken to be right, and
+            whether the disk has room is told by the result.
         decode_df11: Decode lookup tables that are stored as DF11 to bfloat16.
         progress: Called with the bytes done and all bytes, after each piece of at most 16 MiB.
 
@@ -146,10 +151,8 @@ def convert(
     destination = Path(os.path.realpath(target))  # of a link: what it points to is made or replaced
     with open_checkpoint(source, decode_df11=decode_df11) as checkpoint:
         plan = plan_conversion(checkpoint, embed, shard_limit)
-        needed = needed_nbytes(plan, checkpoint.folder)
-        room = needed, free_nbytes(destination)
-        result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, *room)
-        nbytes = plan.layout.nbytes
+        needed, free = needed_nbytes(plan, checkpoint.folder), free_nbytes(destination)
+        result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan)
         may_write = partial(
             check_target,
             destination,
@@ -157,29 +160,32 @@ def convert(
             is_whole_folder=checkpoint.path.is_dir(),
             overwrite=overwrite,
         )
-        report = _Progress(nbytes, progress)
-        if not dry_run:
-            restore_target(destination)
-        if resume and not dry_run and _is_complete(destination, plan, checkpoint, progress):
+        if dry_run:
+            if resume and _looks_complete(destination, plan, checkpoint):
+                return result(0, free, plan.layout.nbytes, was_complete=True)
+            may_write()
+            return result(*_foresee(destination, plan, needed, free, resume=resume))
+        report = _Progress(plan.layout.nbytes, progress)
+        restore_target(destination)
+        if resume and _looks_complete(destination, plan, checkpoint) and _is_equal(destination, checkpoint, progress):
             clear_staging_folder(destination)
             remove_journal(destination)
-            return result(nbytes, was_complete=True)
+            return result(0, free, plan.layout.nbytes, was_complete=True)
         may_write()
-        if dry_run:
-            return result()
         with parent_folders(destination), staging_folder(destination) as staging:
-            checksums = _keep_part(staging, destination, plan, report) if resume else []
+            begun = _read_part(staging, destination, plan) if resume else []
+            checksums = keep_part(staging, plan.layout, begun, report) if begun else []
             if not checksums:
                 clear_folder(staging)
             resumed = report.done
-            kept = plan.layout.start_of(len(checksums))
-            check_free_space(destination, needed - kept)
+            needed -= plan.layout.start_of(len(checksums))
+            check_free_space(destination, needed)
             with Journal(staging, plan.digest, checksums) as journal:
                 _write(checkpoint, plan, staging, checksums, journal, report)
             may_write()  # once more: writing may have taken an hour
             publish(staging, destination)
             remove_journal(destination)  # only now: what cannot be published is still a part
-    return result(resumed)
+    return result(needed, free, resumed)
 
 
 class _Progress:
@@ -196,12 +202,13 @@ class _Progress:
             self._tell(self.done, self._total)
 
 
-def _is_complete(
-    target: Path, plan: ConversionPlan, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None
-) -> bool:
-    """Tell whether the target is what this conversion would make: every byte of it, as it is now."""
-    if not _has_index(target / INDEX_NAME, plan) or not _has_metadata(target, plan, checkpoint):
-        return False
+def _looks_complete(target: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
+    """Tell whether the target is what this conversion would make, by all but the bytes of its tensors."""
+    return _has_index(target / INDEX_NAME, plan) and _has_metadata(target, plan, checkpoint)
+
+
+def _is_equal(target: Path, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None) -> bool:
+    """Tell whether every byte of the target is right, as it is now."""
     try:
         return verify(target, against=checkpoint, progress=progress).is_ok
     except FtwError:
@@ -227,8 +234,12 @@ def _has_metadata(target: Path, plan: ConversionPlan, checkpoint: Checkpoint) ->
     return all(own.is_file() and filecmp.cmp(own, other, shallow=False) for own, other in pairs)
 
 
-def _keep_part(staging: Path, target: Path, plan: ConversionPlan, progress: Callable[[int], None]) -> list[str]:
-    """Return the checksums of the first tensors that a staging folder holds already; nothing else is left in it."""
+def _read_part(staging: Path, target: Path, plan: ConversionPlan) -> list[str]:
+    """Return the checksums of the first tensors that a staging folder should hold already.
+
+    Raises:
+        OutputError: It is the part of another conversion.
+    """
     if not has_part(staging):
         return []
     if not is_part_of(staging, plan.digest):
@@ -236,7 +247,18 @@ def _keep_part(staging: Path, target: Path, plan: ConversionPlan, progress: Call
             f"{printable(str(staging))} was begun from another state of the source, by other options or another release"
         )
         raise OutputError(f"{printable(str(target))}: target: {found}; without --resume it is begun anew")
-    return keep_part(staging, plan.layout, progress)
+    return read_journal(staging, plan.layout)
+
+
+def _foresee(target: Path, plan: ConversionPlan, needed: int, free: int, *, resume: bool) -> tuple[int, int, int]:
+    """Return the bytes that a conversion would need, find free, and resume, with what an earlier one has left."""
+    with left_staging_folder(target) as staging:
+        if staging is None:
+            return needed, free, 0
+        begun = _read_part(staging, target, plan) if resume else []
+        held = held_nbytes(staging)
+    kept = min(held, plan.layout.start_of(len(begun)))  # a journal may be ahead of the shards
+    return needed - kept, free + held - kept, plan.layout.nbytes_before(len(begun))
 
 
 def _write(

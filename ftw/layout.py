@@ -74,6 +74,10 @@ class Layout:
         """Return where a tensor begins in the region; of the number after the last, where the region ends."""
         return self.tensors[number].offset if number < len(self.tensors) else self.total_bytes
 
+    def nbytes_before(self, number: int) -> int:
+        """Return the bytes of the tensors before one, padding left out."""
+        return sum(tensor.nbytes for tensor in self.tensors[:number])
+
 
 def plan_layout(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_LIMIT) -> Layout:
     """Place tensors one after another, each at a multiple of 4096.

@@ -87,17 +87,22 @@ def is_part_of(folder: Path, digest: str) -> bool:
         return file.readline(256) == _first_line(digest)
 
 
-def keep_part(folder: Path, layout: Layout, progress: Callable[[int], None]) -> list[str]:
+def read_journal(folder: Path, layout: Layout) -> list[str]:
+    """Return the checksums that a folder's journal, one of this very plan, has of the layout's first tensors."""
+    with (folder / JOURNAL_NAME).open("rb") as file:
+        lines = file.read(_nbytes_of_journal(layout)).splitlines(keepends=True)[1:]
+    return [line[:-1].decode() for line in takewhile(_CHECKSUM.fullmatch, lines)][: len(layout.tensors)]
+
+
+def keep_part(folder: Path, layout: Layout, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
     """Remove all from a folder but the shards' bytes of tensors that are right; return the checksums of those.
 
     Args:
-        folder: A staging folder, with a journal of this very plan.
+        folder: A staging folder.
         layout: What was to be written.
+        wanted: The checksums that its journal has of the first tensors.
         progress: Called with the bytes of tensors that have been found right.
     """
-    with (folder / JOURNAL_NAME).open("rb") as file:
-        lines = file.read(_nbytes_of_journal(layout)).splitlines(keepends=True)[1:]
-    wanted = [line[:-1].decode() for line in takewhile(_CHECKSUM.fullmatch, lines)]
     kept = _check_tensors(folder, layout, wanted, progress)
     end = layout.start_of(len(kept))
     shards = [shard for shard in layout.shards if shard.offset < end]

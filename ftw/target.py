@@ -73,6 +73,11 @@ def free_nbytes(target: Path) -> int:
     return shutil.disk_usage(next(folder for folder in target.parents if folder.exists())).free
 
 
+def held_nbytes(folder: Path) -> int:
+    """Return what the files of a folder take of their disk."""
+    return sum(512 * path.lstat().st_blocks for path in folder.rglob("*"))  # st_blocks counts 512 bytes everywhere
+
+
 def check_free_space(target: Path, needed: int) -> None:
     """Check that `needed` bytes fit on the target's disk.
 
@@ -128,6 +133,21 @@ def staging_folder(target: Path) -> Iterator[Path]:
                     _log.warning(_KEPT, printable(str(target)), printable(str(staging)))
                 else:
                     _remove(staging)
+
+
+@contextlib.contextmanager
+def left_staging_folder(target: Path) -> Iterator[Path | None]:
+    """Yield the staging folder that an earlier conversion has left, None where there is none; nothing is written.
+
+    Raises:
+        OutputError: Another conversion is writing the target.
+    """
+    staging = _staging_of(target)
+    if not os.path.lexists(staging):
+        yield None
+        return
+    with _opened(staging, target, fcntl.LOCK_SH):
+        yield staging
 
 
 def restore_target(target: Path) -> None:
@@ -186,18 +206,25 @@ def _remove(folder: Path) -> None:
 def _locked(staging: Path, target: Path) -> Iterator[int]:
     """Make the staging folder, unless there is one, and yield a descriptor that locks it."""
     staging.mkdir(exist_ok=True)
+    with _opened(staging, target, fcntl.LOCK_EX) as descriptor:
+        yield descriptor
+
+
+@contextlib.contextmanager
+def _opened(staging: Path, target: Path, kind: int) -> Iterator[int]:
+    """Yield a descriptor that holds a kind of lock on the staging folder."""
     descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _lock(descriptor, staging, target)
+        _lock(descriptor, staging, target, kind)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, staging: Path, target: Path) -> None:
+def _lock(descriptor: int, staging: Path, target: Path, kind: int) -> None:
     """Lock the staging folder, and make sure that the other conversion did not just give it its final name."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         is_ours = _is_still(descriptor, staging)
     except BlockingIOError:
         is_ours = False

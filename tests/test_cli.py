@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -184,6 +185,27 @@ def test_cli_convert_resume_says_what_there_was(capsys, untied, tmp_path):
         out, err = capsys.readouterr()
         assert out.startswith(f"{start}{tmp_path / 'out'}: ")
         assert (err, "of an earlier conversion" in out) == ("", False)
+
+
+def test_cli_convert_dry_run_of_a_resume_says_what_there_is(capsys, untied, tmp_path):
+    command = ["convert", str(untied), str(tmp_path / "out"), "--resume"]
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ftw.convert(untied, tmp_path / "out", progress=interrupt)
+    capsys.readouterr()
+    assert main([*command, "--dry-run"]) == 0
+    [first, second, *_] = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"would write {tmp_path / 'out'}: ")
+    assert re.fullmatch(r"of an earlier conversion: \d.* KiB, would be checked", second)
+    assert main(["convert", str(untied), str(tmp_path / "out"), "--resume", "--dry-run", "--shard-size", "4KiB"]) == 1
+    assert "was begun from another state of the source" in capsys.readouterr().err
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines()[1] == second.replace("would be checked", "found right")
+    assert main([*command, "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(f"there already, would be compared: {tmp_path / 'out'}: ")
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])

@@ -15,6 +15,7 @@ import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_sharded
 from convert_trials import tree
+from ftw.cli.main import main
 
 import ftw
 from ftw import writer
@@ -85,6 +86,22 @@ def write_bytes(path: Path, place: int) -> None:
 def assert_whole(target: Path, whole: dict[str, bytes]) -> None:
     assert tree(target) == whole
     assert os.listdir(target.parent) == [target.name]
+
+
+def state(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Return inode, size and time of the last change of a folder and of all below it; none of them is followed."""
+    paths = [folder, *folder.rglob("*")]
+    statuses = {path.relative_to(folder).as_posix(): path.lstat() for path in paths}
+    return {name: (status.st_ino, status.st_size, status.st_mtime_ns) for name, status in statuses.items()}
+
+
+def foresee(source: Path, target: Path, **options: object) -> ftw.ConversionResult:
+    """Return what a dry run tells, which leaves all around the target as it is."""
+    before = state(target.parent)
+    try:
+        return convert(source, target, **{"resume": True, "dry_run": True, **options})
+    finally:
+        assert state(target.parent) == before
 
 
 def kept_nbytes(whole: dict[str, bytes], count: int) -> int:
@@ -206,7 +223,9 @@ def test_resume_takes_only_what_is_right(
 ) -> None:
     part = interrupt(source, target)
     spoil(part)
-    convert(source, target, resume=True)
+    foreseen = foresee(source, target)
+    resumed = convert(source, target, resume=True).resumed_nbytes
+    assert resumed <= foreseen.resumed_nbytes <= kept_nbytes(whole, 99)
     (target.parent / "elsewhere").unlink(missing_ok=True)
     assert_whole(target, whole)
 
@@ -240,9 +259,12 @@ def test_resume_of_another_conversion_is_refused_and_loses_nothing(
     before = tree(part)
     options: dict[str, object] = {}
     change(source, options)
-    with pytest.raises(OutputError, match=rf"out: target: .*{STAGING} was begun from another state .* anew"):
+    with pytest.raises(OutputError, match=rf"out: target: .*{STAGING} was begun from another state .* anew") as caught:
         convert(source, target, resume=True, **options)
     assert tree(part) == before
+    with pytest.raises(OutputError) as foreseen:
+        foresee(source, target, **options)
+    assert str(foreseen.value) == str(caught.value)
     convert(source, target, **options)
     assert ftw.verify(target, against=source).is_ok
 
@@ -400,6 +422,75 @@ def test_journal_never_comes_from_the_source(source: Path, target: Path) -> None
     result = convert(source, target)
     assert not (target / JOURNAL).exists()
     assert (JOURNAL, "a name that the FTW itself uses") in result.plan.left_out
+
+
+# Dry runs
+
+
+def test_dry_run_tells_what_would_be_resumed(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    needed = foresee(source, target).needed_nbytes
+    assert (needed, os.listdir(target.parent)) == (sum(map(len, whole.values())), [])
+    part = interrupt(source, target)
+    held = sum(512 * path.stat().st_blocks for path in part.iterdir())
+    foreseen, anew = foresee(source, target), foresee(source, target, resume=False)
+    assert (anew.needed_nbytes, anew.resumed_nbytes) == (needed, 0)
+    assert foreseen.resumed_nbytes == kept_nbytes(whole, len((part / JOURNAL).read_bytes().splitlines()) - 1)
+    assert needed - held < foreseen.needed_nbytes < needed - foreseen.resumed_nbytes  # padding is kept, too
+    result = convert(source, target, resume=True)
+    assert (result.resumed_nbytes, result.needed_nbytes) == (foreseen.resumed_nbytes, foreseen.needed_nbytes)
+    assert_whole(target, whole)
+
+
+def test_dry_run_counts_what_a_part_holds_as_room(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["convert", str(source), str(target), "--embed", "host", "--shard-size", "48KiB", "--dry-run"]
+    part = interrupt(source, target)
+    (part / "freetoken-00099.ftw").write_bytes(bytes(8192))  # written, and not yet in the journal
+    needed, usage = foresee(source, target, resume=False).needed_nbytes, shutil.disk_usage(target.parent)
+    held = sum(512 * path.stat().st_blocks for path in part.iterdir())
+    for short in (0, 1):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=needed - held - short: usage._replace(free=free))
+        for options in ([], ["--resume"]):
+            assert main([*command, *options]) == short
+            assert ("free on its disk" in capsys.readouterr().err) is bool(short)
+
+
+def test_dry_run_where_a_journal_is_ahead_of_the_shards(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    part = interrupt(source, target)
+    for shard in part.glob("*.ftw"):
+        os.truncate(shard, 0)
+    held = sum(512 * path.stat().st_blocks for path in part.iterdir())
+    foreseen = foresee(source, target)
+    assert (foreseen.needed_nbytes, foreseen.free_nbytes > 0) == (sum(map(len, whole.values())) - held, True)
+
+
+def test_dry_run_of_what_is_done_compares_no_bytes(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    convert(source, target)
+    write_bytes(target / "freetoken-00001.ftw", 100)
+    for overwrite in (False, True):
+        result = foresee(source, target, overwrite=overwrite)
+        assert (result.needed_nbytes, result.resumed_nbytes, result.was_complete) == (0, kept_nbytes(whole, 99), True)
+    (target / "config.json").unlink()
+    with pytest.raises(OutputError, match="exists and is not empty"):
+        foresee(source, target)
+    assert not foresee(source, target, overwrite=True).was_complete
+
+
+def test_dry_run_beside_a_conversion_is_refused_and_does_not_disturb_it(
+    source: Path, target: Path, whole: dict[str, bytes]
+) -> None:
+    messages = []
+
+    def progress(done: int, total: int) -> None:
+        for resume in (False, True):
+            with pytest.raises(OutputError) as caught:
+                convert(source, target, resume=resume, dry_run=True)
+            messages.append(str(caught.value))
+
+    convert(source, target, progress=progress)
+    assert set(messages) == {f"{target}: target: another conversion is writing it"}
+    assert_whole(target, whole)
 
 
 # Processes that are killed, and system calls that fail
