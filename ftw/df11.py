@@ -90,10 +90,11 @@ def find_df11_tables(source: str, tensors: Mapping[str, TensorInfo], config: Mod
     """Find the compressed tables of a checkpoint whose shape a configuration can tell; reads nothing.
 
     Raises:
-        CheckpointError: A tensor of one is missing or has another size than the rest need, or its shape is not told.
+        CheckpointError: A tensor of one is missing or has another size than the rest need, its shape is not told, or
+            there are more tables than in any model.
     """
     tables = []
-    for role, module in _iter_modules(tensors):
+    for role, module in _iter_modules(source, tensors):
         stored = {suffix: tensors[name] for suffix, name in module.tensors.items()}
         if name_scheme(stored, stored) == "DF11":
             _check_names(source, module)
@@ -106,10 +107,10 @@ def find_df11_tables(source: str, tensors: Mapping[str, TensorInfo], config: Mod
     return tables
 
 
-def _iter_modules(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, StoredModule]]:
-    embeddings = find_token_embeddings(tensors)
+def _iter_modules(source: str, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, StoredModule]]:
+    embeddings = find_token_embeddings(tensors, source)
     yield from (("token_embedding", module) for module in embeddings)
-    others = find_other_tables(tensors, embeddings)
+    others = find_other_tables(tensors, embeddings, source)
     yield from ((role, module) for role, module in others if role in DECODED_ROLES)
 
 

@@ -7,10 +7,14 @@ A module is found by the last part of its path where that is telling (`embed_tok
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+Key = TypeVar("Key")
 
 # Wrappers that training code leaves in front of every name.
 _WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
@@ -82,6 +86,7 @@ _IN_PLACE_OF_WEIGHT = (
 )
 _SCALES = re.compile(_BESIDE_WEIGHT)
 _PACKED = re.compile(f"{_BESIDE_WEIGHT}|{_IN_PLACE_OF_WEIGHT}")
+MAX_MODULES = 4096  # of one kind; models have some hundred tables, and each costs memory wherever it is judged
 # No module's name is longer; matching a hostile one of megabytes would take hours.
 _MAX_NAME = 512
 
@@ -113,17 +118,26 @@ class StoredModule(NamedTuple):
         return sorted(shards, key=lambda suffix: int(re.sub(r"\D", "", suffix)))
 
 
-def find_token_embeddings(names: Iterable[str]) -> list[StoredModule]:
-    """Find the modules that look up tokens, the one that a model reads first at the front."""
-    modules = _find(names, _EMBEDDING, _EMBEDDING_PATHS)
+def find_token_embeddings(names: Iterable[str], source: str = "model") -> list[StoredModule]:
+    """Find the modules that look up tokens, the one that a model reads first at the front.
+
+    Raises:
+        CheckpointError: `source` has more of them than any model.
+    """
+    modules = _find(names, _EMBEDDING, _EMBEDDING_PATHS, "token embeddings", source)
     paths = {module.path for module in modules}
     return sorted(modules, key=lambda module: (_rank(module.path, paths), module.path))
 
 
-def find_other_tables(names: Iterable[str], embeddings: list[StoredModule]) -> list[tuple[str, StoredModule]]:
+def find_other_tables(
+    names: Iterable[str], embeddings: list[StoredModule], source: str = "model"
+) -> list[tuple[str, StoredModule]]:
     """Find the further lookup tables, each with its role; `embeddings` are the token embeddings.
 
     An n-gram table may be cut into shards; `tensors` then has all of them.
+
+    Raises:
+        CheckpointError: `source` has more of them than any model.
     """
     parents = {module.path.rpartition(".")[0] for module in embeddings}
     beside = parents | {f"{parent}.{side}".lstrip(".") for parent in parents for side in _SIDES}
@@ -137,7 +151,7 @@ def find_other_tables(names: Iterable[str], embeddings: list[StoredModule]) -> l
             continue
         module, suffix = match[role], name[len(match[role]) + 1 :]
         if role not in _BESIDE_TOKENS or module.rpartition(".")[0] in beside:
-            found.setdefault((role, module), {})[suffix] = name
+            _note(found, (role, module), suffix, name, "lookup tables", source)
     return [(role, StoredModule(module, tensors)) for (role, module), tensors in found.items()]
 
 
@@ -150,13 +164,19 @@ def is_steady_table(path: str) -> bool:
     return not _STEADY_WORDS.isdisjoint(words)
 
 
-def find_heads(names: Iterable[str]) -> list[StoredModule]:
-    """Find the modules that map hidden states to tokens. A bias or a scale alone is no head."""
-    heads = _find(names, _HEAD, _HEAD_PATHS)
+def find_heads(names: Iterable[str], source: str = "model") -> list[StoredModule]:
+    """Find the modules that map hidden states to tokens. A bias or a scale alone is no head.
+
+    Raises:
+        CheckpointError: `source` has more of them than any model.
+    """
+    heads = _find(names, _HEAD, _HEAD_PATHS, "LM heads", source)
     return [head for head in heads if not all(_SCALES.fullmatch(suffix) for suffix in head.tensors)]
 
 
-def _find(names: Iterable[str], leaves: re.Pattern[str], paths: frozenset[str]) -> list[StoredModule]:
+def _find(
+    names: Iterable[str], leaves: re.Pattern[str], paths: frozenset[str], kind: str, source: str
+) -> list[StoredModule]:
     found: dict[str, dict[str, str]] = {}
     for name in names:
         if ".layers." in name or len(name) > _MAX_NAME:  # most names, and none of them a module that is looked for
@@ -165,8 +185,16 @@ def _find(names: Iterable[str], leaves: re.Pattern[str], paths: frozenset[str]) 
         module, suffix = _split(bare, leaves, paths)
         if module and not _FOREIGN.intersection(module.split(".")[:-1]):
             wrapper = name[: len(name) - len(bare)]
-            found.setdefault(wrapper + module, {})[suffix] = name
+            _note(found, wrapper + module, suffix, name, kind, source)
     return [StoredModule(path, tensors) for path, tensors in found.items()]
+
+
+def _note(found: dict[Key, dict[str, str]], module: Key, suffix: str, name: str, kind: str, source: str) -> None:
+    """Add a tensor to its module, unless that is one too many."""
+    if module not in found and len(found) == MAX_MODULES:
+        problem = f"more than {MAX_MODULES} {kind} are stored, at most {MAX_MODULES} are allowed"
+        raise CheckpointError(source, "tensors", problem)
+    found.setdefault(module, {})[suffix] = name
 
 
 def _split(name: str, leaves: re.Pattern[str], paths: frozenset[str]) -> tuple[str, str]:

@@ -109,13 +109,17 @@ _NO_TABLE = TableVerdict(
 
 
 def judge(checkpoint: Checkpoint) -> Verdict:
-    """Judge the lookup tables of a checkpoint; reads bytes only where a stored LM head may be a copy of the table."""
-    modules = find_token_embeddings(checkpoint.tensors)
+    """Judge the lookup tables of a checkpoint; reads bytes only where a stored LM head may be a copy of the table.
+
+    Raises:
+        CheckpointError: It has more tables or LM heads than any model, or one cannot be read.
+    """
+    modules = find_token_embeddings(checkpoint.tensors, checkpoint.source)
     config = checkpoint.config
     named = [module for module in modules if module.path == GGUF_TABLE]
     if checkpoint.format == "gguf" or (config.is_gguf and named):  # FreeToken's FTWs of one have other names alone
         modules = named
-    heads = find_heads(checkpoint.tensors)
+    heads = find_heads(checkpoint.tensors, checkpoint.source)
     if not modules and heads and not config.is_gguf and read_claim(config).v5:
         modules = heads[:1]  # a tied pair, stored under the head's name
     # Each pair may be compared, by digests of what was read once.
@@ -125,7 +129,7 @@ def judge(checkpoint: Checkpoint) -> Verdict:
     equality = TensorEquality(checkpoint)
     ties = [judge_tie(checkpoint, module, modules, heads, equality) for module in modules]
     tables = [_judge_table(checkpoint, module, tie) for module, tie in zip(modules, ties, strict=True)]
-    for role, module in find_other_tables(checkpoint.tensors, modules):
+    for role, module in find_other_tables(checkpoint.tensors, modules, checkpoint.source):
         tie = READ_WHOLE if is_read_whole(config, module) else NOT_SHARED
         tables.append(_judge_table(checkpoint, module, tie, role))
     warnings = (*checkpoint.warnings, *_warnings(checkpoint, tables))

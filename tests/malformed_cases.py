@@ -16,6 +16,8 @@ import malformed_safetensors as safetensors_cases
 from builders import llama_config, safetensors_bytes, tensor_entry
 from gguf_builder import ARCHITECTURE, entry, gguf_bytes, kv, shard_kvs
 
+from ftw.names import MAX_MODULES
+
 LFS_POINTER = safetensors_cases.LFS_POINTER
 INDEX, FTW_INDEX = safetensors_cases.INDEX, ftw_cases.INDEX
 GOOD = safetensors_cases.GOOD
@@ -49,6 +51,12 @@ def plain(folder: Path, config: str | None = None) -> Path:
     if config is not None:
         (folder / "config.json").write_text(config)
     return folder
+
+
+def tensors_named(pattern: str, count: int) -> Callable[[Path], Path]:
+    """Return what writes a checkpoint of empty tensors, whose names a pattern gives for each number."""
+    entry = tensor_entry("BF16", [0, 8], 0, 0)
+    return put("model.safetensors", safetensors_bytes({pattern.format(number): entry for number in range(count)}))
 
 
 def indexed(text: str) -> Callable[[Path], Path]:
@@ -230,6 +238,13 @@ CONFIG_OTHERS = {
     "integer of 5000 digits": '{"x":' + "9" * 5000 + "}",
     "half a surrogate pair": '{"x":"\\ud800"}',
     "no value": '{"x":}',
+}
+# Opened, since their bytes lie where the headers say, and refused where somebody asks for their tables.
+UNJUDGED: dict[str, Callable[[Path], Path]] = {
+    "more token embeddings than any model has": tensors_named("m{}.embed_tokens.weight", MAX_MODULES + 1),
+    "more further lookup tables than any model has": tensors_named("m{}.ngram_embedding.weight", MAX_MODULES + 1),
+    "more LM heads than any model has": tensors_named("m{}.lm_head.weight", MAX_MODULES + 1),
+    "more token embeddings than are compared": tensors_named("m{}.embed_tokens.weight", 101),
 }
 # Read, and what is odd about them is told.
 EITHER: dict[str, Callable[[Path], Path]] = {

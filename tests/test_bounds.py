@@ -22,7 +22,7 @@ MIB = 1 << 20
 SLACK_NBYTES = 64 * MIB
 # Forks, so that each source is measured from the same start; VmHWM is the most that a process has had in memory.
 MEASURE = """
-import os, sys
+import json, os, sys
 import ftw.cli.main, ftw.readers
 from ftw import ggml_types
 ggml_types.ggml_types()
@@ -37,7 +37,8 @@ for source in sys.argv[1:]:
             outcome = f"{len(checkpoint.tensors)} tensors"
             checkpoint.close()
             del checkpoint
-            ftw.inspect(source)
+            for _ in json.JSONEncoder(indent=2).iterencode(ftw.inspect(source).to_dict()):  # as the command prints it
+                pass
         except ftw.FtwError as error:
             outcome = str(error).removeprefix(source)[:300]
         print(most() - before, outcome, flush=True)
@@ -257,6 +258,24 @@ MEMORY: dict[str, tuple[dict[str, Callable[[], bytes | str]], str]] = {
             [*("shared." * depth + "weight" for depth in range(1, 70)),
              *("shared." * 69 + str(number) + "!" * 60_000 for number in range(8))], dtype="F8_E4M3"))},
         "77 tensors",
+    ),
+    "80000 n-gram tables": (
+        {"model.safetensors": lambda: safetensors_bytes(named(f"l.{n}.ngram_embedding.weight" for n in range(80_000)))},
+        "more than 4096 lookup tables",
+    ),
+    "130000 token embeddings": (
+        {"model.safetensors": lambda: safetensors_bytes(named(f"{n}.wte.weight" for n in range(130_000)))},
+        "more than 4096 token embeddings",
+    ),
+    "80000 LM heads": (
+        {"model.safetensors": lambda: safetensors_bytes(named(f"{n}.lm_head.weight" for n in range(80_000)))},
+        "more than 4096 LM heads",
+    ),
+    "as many n-gram tables as are allowed, with scales": (
+        {"model.safetensors": lambda: safetensors_bytes(named(
+            (f"l.{n // 8}.ngram_embedding.{f'q{n % 8}_scale' if n % 8 else 'weight'}" for n in range(8 * 4096)),
+            dtype="F8_E4M3"))},
+        "32768 tensors",
     ),
     "gguf of 32768 arrays and 131072 tensors": (
         {"m.gguf": lambda: gguf_bytes(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ftw.cli.main import main
-from malformed_cases import EITHER, Case, iter_cases
+from malformed_cases import EITHER, UNJUDGED, Case, iter_cases
 
 import ftw
 
@@ -47,6 +47,27 @@ def test_malformed_checkpoint_is_refused_with_one_line(
     assert messages[0].isprintable()
     assert messages[0].startswith(str(folder))
     assert len(messages[0]) < 1000
+
+
+@pytest.mark.parametrize("name", UNJUDGED)
+def test_checkpoint_with_too_many_tables_is_opened_and_verified_and_not_judged(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    source = UNJUDGED[name](folder)
+    ftw.open_checkpoint(source).close()
+    assert ftw.verify(source).is_ok
+    target = folder / "out"
+    uses = {
+        "inspect": ftw.inspect,
+        "convert": lambda path: ftw.convert(path, target),
+        "load": lambda path: ftw.load(path, device="cpu"),
+    }
+    messages = [refusal(source, use) for use in uses.values()]
+    assert main(["inspect", str(source)]) == 1
+    messages.append(capsys.readouterr().err.removeprefix("ftw: error: ").rstrip("\n"))
+    assert len(set(messages)) == 1
+    assert messages[0].startswith(f"{source}: tensors: ")
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("name", EITHER)
@@ -90,6 +111,16 @@ def document_lines(root: Path) -> Iterator[str]:
         yield f"| {case.name} | `{message.replace('|', chr(92) + '|')}` |"
         if number + 1 == len(CASES) or CASES[number + 1].section != section:
             yield ""
+    yield from (
+        "## Opened and verified, but not judged, converted or loaded\n",
+        "| what is wrong | message |",
+        "|---|---|",
+    )
+    for name, write in UNJUDGED.items():
+        folder = root / name
+        folder.mkdir()
+        yield f"| {name} | `{refusal(write(folder), ftw.inspect).replace(str(folder), '…')}` |"
+    yield ""
     yield from ("## Odd, and read all the same\n", "| what is odd | what `ftw inspect` tells |", "|---|---|")
     for name, write in EITHER.items():
         folder = root / name

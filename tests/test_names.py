@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ftw.names import find_heads, find_token_embeddings
+from ftw.errors import CheckpointError
+from ftw.names import MAX_MODULES, find_heads, find_other_tables, find_token_embeddings
 
 NAMES = json.loads((Path(__file__).parent / "data" / "names.json").read_text())
 
@@ -201,6 +202,20 @@ def test_endless_name_is_passed_over_at_once(name: str) -> None:
     assert find_heads([name]) == []
 
 
+def test_as_many_modules_of_a_kind_are_found_as_are_allowed_and_no_more() -> None:
+    finds = {
+        "embed_tokens": find_token_embeddings,
+        "lm_head": find_heads,
+        "ngram_embedding": lambda names, source: find_other_tables(names, [], source),
+    }
+    for leaf, find in finds.items():
+        names = [f"m{number}.{leaf}.{part}" for number in range(MAX_MODULES) for part in ("weight", "scales")]
+        assert len(find(names, "src")) == MAX_MODULES
+        with pytest.raises(CheckpointError, match=r"^src: tensors: more than 4096 .* are stored, at most 4096 are"):
+            find([*names, f"more.{leaf}.weight"], "src")
+
+
 @pytest.mark.timeout(20)
-def test_many_tables_are_ordered_in_linear_time() -> None:
+def test_many_tables_are_ordered_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftw.names.MAX_MODULES", 50_000)
     assert len(find_token_embeddings([f"m{number}.embed_tokens.weight" for number in range(50_000)])) == 50_000

@@ -94,7 +94,7 @@ def _check_format(checkpoint: Checkpoint, embed: str) -> None:
         raise FtwError(f"{source}: format: found weights of a GGUF, which no model of transformers takes; {_ALLOWED}")
     if embed == "gpu":
         return
-    for role, module in find_other_tables(checkpoint.tensors, []):
+    for role, module in find_other_tables(checkpoint.tensors, [], checkpoint.source):
         if role == "ngram_embedding":
             problem = (
                 "is an n-gram table, which transformers puts together while it loads; embed 'gpu' leaves that to it"
@@ -150,7 +150,7 @@ def _loading_error(
 
 def _tie_error(checkpoint: Checkpoint, model_class: type[PreTrainedModel], table: str) -> NotEligibleError:
     """Return why a class that ties a table by what its weights hold leaves it on the GPU; T5 does, if untied."""
-    heads = [head.path for head in find_heads(checkpoint.tensors)]
+    heads = [head.path for head in find_heads(checkpoint.tensors, checkpoint.source)]
     head = printable(heads[0]) if heads else "another weight"
     problem = f"{model_class.__name__} ties it to {head} where their bytes are the same, so it reads all of it"
     return NotEligibleError(f"{printable(checkpoint.source)}: {printable(table)}: {problem}; {_WAY_OUT}")
