@@ -99,5 +99,5 @@ def _print_result(result: ConversionResult, embed: str, dry_run: bool) -> None:
         for shard in plan.layout.shards:
             print_line(f"shard: {shard.name}, {format_size(shard.nbytes)}")
     print_line(f"beside the weights: {', '.join(plan.metadata_names) or 'nothing'}")
-    for name, reason in plan.left_out:
-        print_line(f"left out: {name} ({reason})")
+    for entry in plan.left_out:
+        print_line(f"left out: {entry.name} ({entry.reason})")

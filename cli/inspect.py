@@ -86,8 +86,8 @@ def _print_report(report: Report) -> None:
         _print_tables(report)
     if report.budget is not None:
         _print_budget(report.budget)
-    for name, reason in report.left_out:
-        print_line(f"left out: {name} ({reason})")
+    for entry in report.left_out:
+        print_line(f"left out: {entry.name} ({entry.reason})")
 
 
 def _print_tables(report: Report) -> None:

@@ -11,6 +11,7 @@ import xxhash
 
 from ftw import metadata_files
 from ftw._version import __version__
+from ftw.config import CONFIG_NAME
 from ftw.dtypes import DTYPES
 from ftw.errors import CheckpointError
 from ftw.index_file import iter_index_without_checksums
@@ -154,8 +155,8 @@ def _warnings(checkpoint: Checkpoint, layout: Layout, left_out: tuple[LeftOut, .
     ]
     if dropped:
         found.append(f"{', '.join(dropped)}: laid out for host memory, and now not any more; --embed host keeps that")
-    if any(entry.name == "config.json" for entry in left_out):
-        found.append("its config.json is left out, so the FTW has none")
+    if any((entry.kind, entry.name) == ("file", CONFIG_NAME) for entry in left_out):
+        found.append(f"its {CONFIG_NAME} is left out, so the FTW has none")
     return found
 
 
@@ -187,7 +188,9 @@ def _index_extra(
     optional = {
         "derived": [_derived_entry(file) for file in derived],
         "decoded": [*(decoded_before if isinstance(decoded_before, list) else []), *decoded],
-        "left_out": [{"name": _unicode(name), "reason": _unicode(reason)} for name, reason in left_out[:_MAX_LEFT_OUT]],
+        "left_out": [
+            {key: _unicode(text) for key, text in entry._asdict().items()} for entry in left_out[:_MAX_LEFT_OUT]
+        ],
         "num_left_out": len(left_out),
     }
     extra = {

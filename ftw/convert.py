@@ -105,7 +105,7 @@ class ConversionResult:
             ],
             "decoded": [{"name": name, "from": list(parts)} for name, parts in plan.decoded.items()],
             "metadata_files": plan.metadata_names,
-            "left_out": [{"name": name, "reason": reason} for name, reason in plan.left_out],
+            "left_out": [entry._asdict() for entry in plan.left_out],
         }
 
 

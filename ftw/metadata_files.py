@@ -50,7 +50,8 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
     """Return the metadata files, relative to the checkpoint's folder, and what is left out beside the weights."""
     folder = checkpoint.folder
     taken = {file.path for file in checkpoint.files}
-    named = {entry.name for entry in checkpoint.left_out} | {file.name for file in checkpoint.derived_files}
+    named = {entry.name for entry in checkpoint.left_out if entry.kind == "file"}
+    named |= {file.name for file in checkpoint.derived_files}
     files: list[Path] = []
     left_out: list[LeftOut] = []
     for path in _walk(folder) if checkpoint.path.is_dir() else _well_known(folder):
@@ -61,7 +62,7 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
         if reason is None:
             files.append(relative)
         elif not path.name.endswith(".safetensors.index.json"):  # its content is in the FTW's own index
-            left_out.append(LeftOut(relative.as_posix(), reason))
+            left_out.append(LeftOut("file", relative.as_posix(), reason))
     return tuple(files), tuple(left_out)
 
 

@@ -56,7 +56,7 @@ class Report:
             "gain": {key: getattr(self.gain, key) for key in _GAIN_KEYS},
             **({} if self.budget is None else {"budget": _budget_dict(self.budget)}),
             "warnings": list(self.verdict.warnings),
-            "left_out": [{"name": name, "reason": reason} for name, reason in self.left_out],
+            "left_out": [entry._asdict() for entry in self.left_out],
         }
 
 

@@ -459,7 +459,7 @@ def test_stray_file_is_left_out_and_reported(tmp_path: Path, stray: str, reason:
         (tmp_path / name).write_bytes(FILE)
     reader = GgufReader(tmp_path)
     assert [file.path.name for file in reader.files] == ["model.gguf"]
-    assert reader.left_out == ((stray, reason),)
+    assert reader.left_out == (("file", stray, reason),)
 
 
 def test_stray_file_alone_is_taken(tmp_path: Path) -> None:

@@ -132,4 +132,4 @@ def outcome(report: ftw.Report) -> Iterator[str]:
     table = report.verdict.token_embedding
     yield f"`{table.reason}`: {table.detail}"
     yield from (f"warning: {warning}" for warning in report.verdict.warnings)
-    yield from (f"left out: {name} ({reason})" for name, reason in report.left_out)
+    yield from (f"left out: {entry.name} ({entry.reason})" for entry in report.left_out)

@@ -1,10 +1,12 @@
 """Which files go along with the weights, and which are left out."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
-from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
+import torch
+from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, write_sharded
 from gguf_builder import ARCHITECTURE, gguf_bytes, kv
 
 import ftw
@@ -48,6 +50,12 @@ def test_metadata_copies_nested_files_byte_by_byte(tmp_path):
     assert result.plan.left_out == ()
 
 
+def reasons(result: ftw.ConversionResult) -> dict[str, str]:
+    """Return why each file was left out."""
+    assert {entry.kind for entry in result.plan.left_out} <= {"file"}
+    return {entry.name: entry.reason for entry in result.plan.left_out}
+
+
 @pytest.mark.parametrize("folder", ["", "onnx/"], ids=["top", "nested"])
 @pytest.mark.parametrize("name", WEIGHTS, ids=str)
 def test_metadata_leaves_other_weights_out_and_says_so(tmp_path, name, folder):
@@ -55,9 +63,36 @@ def test_metadata_leaves_other_weights_out_and_says_so(tmp_path, name, folder):
     add(source, folder + name)
     result = ftw.convert(source, tmp_path / "out")
     assert copied(tmp_path / "out") == ["config.json", "freetoken_weight.json"]
-    left_out = dict(result.plan.left_out)
+    left_out = reasons(result)
     assert list(left_out) == [folder + name]
     assert "weights" in left_out[folder + name] or "adapter" in left_out[folder + name]
+
+
+def test_metadata_file_with_the_name_of_a_stale_tensor_is_copied(tmp_path):
+    tensors = {name: torch.ones(2) for name in ("config.json", "t")}
+    source = write_sharded(tmp_path / "src", {"a.safetensors": tensors, "b.safetensors": {"u": torch.ones(1)}}, {})
+    write_checkpoint(source, {"u": torch.ones(1), "config.json": torch.ones(9)}, file="b.safetensors")
+    result = ftw.convert(source, tmp_path / "out")
+    assert (result.plan.metadata_names, result.plan.warnings) == (["config.json"], ())
+    entry = {
+        "kind": "tensor",
+        "name": "config.json",
+        "reason": "a copy in b.safetensors, the index names a.safetensors",
+    }
+    assert result.to_dict()["left_out"] == ftw.inspect(source).to_dict()["left_out"] == [entry]
+    index = json.loads((tmp_path / "out" / "freetoken_weight.json").read_text())
+    assert index["ftw"]["left_out"] == [entry]
+
+
+def test_index_that_does_not_tell_files_from_tensors_is_read(tmp_path):
+    """Earlier ones have names and reasons alone."""
+    ftw.convert(model(tmp_path / "src"), tmp_path / "out")
+    path = tmp_path / "out" / "freetoken_weight.json"
+    index = json.loads(path.read_text())
+    index["ftw"] |= {"left_out": [{"name": "x.bin", "reason": "weights in another format"}], "num_left_out": 1}
+    path.write_text(json.dumps(index))
+    assert ftw.verify(path.parent, against=tmp_path / "src").is_ok
+    assert ftw.inspect(path.parent).left_out == ftw.convert(path.parent, tmp_path / "new").plan.left_out == ()
 
 
 def test_metadata_skips_what_version_control_and_tools_leave(tmp_path):
@@ -67,7 +102,7 @@ def test_metadata_skips_what_version_control_and_tools_leave(tmp_path):
     add(source, "model.safetensors.incomplete", "a.lock", ".DS_Store", "b.tmp", "c.part")
     result = ftw.convert(source, tmp_path / "out")
     assert copied(tmp_path / "out") == ["config.json", "freetoken_weight.json"]
-    found = dict(result.plan.left_out)
+    found = reasons(result)
     assert sorted(found) == [".DS_Store", "a.lock", "b.tmp", "c.part", "model.safetensors.incomplete"]
     assert set(found.values()) == {"left by a download"}
 
@@ -86,7 +121,7 @@ def test_metadata_does_not_follow_links_that_lead_out(tmp_path):
     result = ftw.convert(source, tmp_path / "out")
     assert copied(tmp_path / "out") == ["config.json", "freetoken_weight.json", "inside.txt", "real.txt"]
     assert not (tmp_path / "out" / "inside.txt").is_symlink()
-    assert dict(result.plan.left_out) == {
+    assert reasons(result) == {
         "file.txt": "a link that leads out of the source",
         "relative.txt": "a link that leads out of the source",
         "folder": "not a regular file",
@@ -99,7 +134,7 @@ def test_metadata_leaves_pipes_and_sockets_out(tmp_path):
     source = model(tmp_path / "src")
     os.mkfifo(source / "pipe.json")
     result = ftw.convert(source, tmp_path / "out")
-    assert dict(result.plan.left_out) == {"pipe.json": "not a regular file"}
+    assert reasons(result) == {"pipe.json": "not a regular file"}
 
 
 def hub_entry(root: Path) -> Path:
@@ -134,7 +169,7 @@ def test_metadata_of_a_hub_cache_stays_in_its_entry(tmp_path):
     add(tmp_path, "models--org--other/blobs/secret")
     (snapshot / "notes.txt").symlink_to(tmp_path / "models--org--other" / "blobs" / "secret")
     result = ftw.convert(snapshot, tmp_path / "out")
-    assert dict(result.plan.left_out) == {"notes.txt": "a link that leads out of the source"}
+    assert reasons(result) == {"notes.txt": "a link that leads out of the source"}
 
 
 def test_metadata_follows_the_links_of_a_folder_inside_a_hub_snapshot(tmp_path):

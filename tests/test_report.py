@@ -151,7 +151,9 @@ def test_left_out_files_are_named(tmp_path: Path) -> None:
     write_sharded(tmp_path, {"model-00001-of-00001.safetensors": llama_tensors()}, llama_config())
     write_checkpoint(tmp_path, {"x": torch.ones(2)}, file="consolidated.safetensors")
     report = ftw.inspect(tmp_path).to_dict()
-    assert report["left_out"] == [{"name": "consolidated.safetensors", "reason": "another copy of the weights"}]
+    assert report["left_out"] == [
+        {"kind": "file", "name": "consolidated.safetensors", "reason": "another copy of the weights"}
+    ]
 
 
 def test_warnings_are_in_the_report(tmp_path: Path) -> None:

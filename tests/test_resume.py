@@ -421,7 +421,7 @@ def test_journal_never_comes_from_the_source(source: Path, target: Path) -> None
     (source / JOURNAL).write_bytes(b"plan 0\n")
     result = convert(source, target)
     assert not (target / JOURNAL).exists()
-    assert (JOURNAL, "a name that the FTW itself uses") in result.plan.left_out
+    assert ("file", JOURNAL, "a name that the FTW itself uses") in result.plan.left_out
 
 
 # Dry runs

@@ -220,7 +220,7 @@ def test_stray_file_is_left_out_and_reported(tmp_path: Path, layout: str, stray:
     write_checkpoint(tmp_path, {"t": torch.arange(9)}, file=stray)
     with open_checkpoint(tmp_path) as checkpoint:
         assert stored_bytes(checkpoint, "t") == tensor_bytes(torch.arange(3))
-        assert checkpoint.left_out == ((stray, reason),)
+        assert checkpoint.left_out == (("file", stray, reason),)
 
 
 def test_shard_that_the_index_does_not_name_is_left_out(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_shard_that_the_index_does_not_name_is_left_out(tmp_path: Path) -> None:
     write_sharded(tmp_path, {"model-00001-of-00001.safetensors": {"t": torch.arange(3)}})
     with open_checkpoint(tmp_path) as checkpoint:
         assert stored_bytes(checkpoint, "t") == tensor_bytes(torch.arange(3))
-        assert checkpoint.left_out == (("model-00001-of-00007.safetensors", "the index does not name it"),)
+        assert checkpoint.left_out == (("file", "model-00001-of-00007.safetensors", "the index does not name it"),)
 
 
 def test_other_file_beside_model_safetensors_is_left_out(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_other_file_beside_model_safetensors_is_left_out(tmp_path: Path) -> None
     write_checkpoint(tmp_path, {"t": torch.arange(9)}, file="extra.safetensors")
     with open_checkpoint(tmp_path) as checkpoint:
         assert stored_bytes(checkpoint, "t") == tensor_bytes(torch.arange(3))
-        assert checkpoint.left_out == (("extra.safetensors", "model.safetensors is the checkpoint"),)
+        assert checkpoint.left_out == (("file", "extra.safetensors", "model.safetensors is the checkpoint"),)
 
 
 def test_stale_copy_in_another_shard_gives_way_to_the_index(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_stale_copy_in_another_shard_gives_way_to_the_index(tmp_path: Path) -> N
     write_checkpoint(tmp_path, {"u": torch.arange(2), "t": torch.arange(9)}, file="b.safetensors")
     with open_checkpoint(tmp_path) as checkpoint:
         assert stored_bytes(checkpoint, "t") == tensor_bytes(torch.arange(3))
-        assert checkpoint.left_out == (("t", "a copy in b.safetensors, the index names a.safetensors"),)
+        assert checkpoint.left_out == (("tensor", "t", "a copy in b.safetensors, the index names a.safetensors"),)
 
 
 def test_df11_folder_takes_the_module_files_beside_model_safetensors(tmp_path: Path) -> None:

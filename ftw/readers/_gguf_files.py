@@ -54,7 +54,7 @@ def choose_files(path: Path) -> ChosenFiles:
     if not path.is_dir():
         return ChosenFiles(_complete_set(path.parent, path.name), ())
     names = list_gguf_names(path)
-    strays = [LeftOut(name, reason) for name in names if (reason := _stray_reason(name))]
+    strays = [LeftOut("file", name, reason) for name in names if (reason := _stray_reason(name))]
     stray_names = {stray.name for stray in strays}
     models = _group([name for name in names if name not in stray_names])
     if not models:

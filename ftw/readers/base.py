@@ -7,7 +7,7 @@ threads.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class LeftOut(NamedTuple):
-    """Something of the source that is not part of the checkpoint: a file, or one tensor's stale copy; and why."""
+    """Something of the source that is not part of the checkpoint, and why: a file, or one tensor's stale copy."""
 
+    kind: Literal["file", "tensor"]
     name: str
     reason: str
 

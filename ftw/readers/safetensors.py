@@ -101,7 +101,7 @@ class SafetensorsReader:
         reason = f"a copy in {printable(tensor.shard)}, the index names {printable(weight_map[tensor.name])}"
         if reason not in reasons:
             budget.take(getsizeof(reason) + KEY_NBYTES, self.folder / tensor.shard, "header")
-        return LeftOut(tensor.name, reasons.setdefault(reason, reason))
+        return LeftOut("tensor", tensor.name, reasons.setdefault(reason, reason))
 
     def _check_weight_map(self, weight_map: dict[str, str], index: Path) -> None:
         for name, shard in weight_map.items():
@@ -236,4 +236,4 @@ def _strays(path: Path, names: list[str], index: Path | None) -> list[LeftOut]:
     reasons = (
         next((why for prefix, why in _STRAY_PREFIXES.items() if name.startswith(prefix)), default) for name in strays
     )
-    return [LeftOut(name, reason) for name, reason in zip(strays, reasons, strict=True)]
+    return [LeftOut("file", name, reason) for name, reason in zip(strays, reasons, strict=True)]
