@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 CHUNK_NBYTES = 16 << 20
 _PARALLEL_NBYTES = 2 * CHUNK_NBYTES  # one chunk, cold or warm, a thread alone reads faster (2 cores; 2026-11-30)
 _SWAP_NBYTES = 512 << 10  # at a time, so that a copy stays in the processor's cache
+_NOTHING_TO_DECODE = "--decode-df11 (decode_df11=True): no lookup table is stored as DF11, so none is decoded"
 
 
 class Checkpoint:
@@ -54,6 +55,8 @@ class Checkpoint:
         self.path = path
         self.config, self._warnings = _read_config(reader)
         tables = find_df11_tables(source, reader.tensors, self.config) if decode_df11 else []
+        if decode_df11 and not tables:
+            self._warnings += (_NOTHING_TO_DECODE,)
         self.decoded: Mapping[str, tuple[str, ...]] = {table.tensor.name: table.part_names for table in tables}
         self._df11 = {table.tensor.name: table for table in tables}
         self._tensors = _in_place_of_parts(reader.tensors, tables) if tables else reader.tensors

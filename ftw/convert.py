@@ -105,6 +105,7 @@ class ConversionResult:
             ],
             "decoded": [{"name": name, "from": list(parts)} for name, parts in plan.decoded.items()],
             "metadata_files": plan.metadata_names,
+            "warnings": list(plan.warnings),
             "left_out": [entry._asdict() for entry in plan.left_out],
         }
 

@@ -133,6 +133,8 @@ def _load(
 ) -> LoadedModel:
     """Load an opened checkpoint; `stack` gives back what that took."""
     verdict = judge(checkpoint)
+    for warning in verdict.warnings:
+        _log.warning("%s: %s", printable(checkpoint.source), printable(warning))
     if options.vocab_range is not None:
         check_vocab_range(verdict.token_embedding, options.vocab_range)
     placement = plan_placement(verdict, embed, checkpoint.source)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import llama_config, llama_tensors, write_checkpoint
 from df11_builders import MODULE, TABLE, read_fixture, under, write_df11
 from ftw.cli.main import main
 
@@ -15,6 +16,7 @@ from ftw.errors import NotEligibleError
 
 HEAD = {"lm_head.weight": torch.ones(600, 72, dtype=torch.bfloat16)}
 PARTS, TOLD = read_fixture("normal")
+NOTHING_TO_DECODE = "--decode-df11 (decode_df11=True): no lookup table is stored as DF11, so none is decoded"
 
 
 @pytest.fixture
@@ -78,3 +80,31 @@ def test_what_was_decoded_is_known_to_an_ftw_made_anew(source: Path, tmp_path: P
     assert any("--embed host keeps that" in warning for warning in result.plan.warnings)
     for against in (tmp_path / "one", source):
         assert ftw.verify(tmp_path / "two", against=against).is_ok
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize("command", ["inspect", "convert"])
+def test_where_nothing_is_stored_as_df11_the_option_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, as_json: list[str]
+) -> None:
+    plain = write_checkpoint(tmp_path / "plain", llama_tensors(), llama_config())
+    arguments = [command, str(plain), *([str(tmp_path / "out")] if command == "convert" else []), *as_json]
+    assert main([*arguments, "--decode-df11"]) == 0
+    output = capsys.readouterr()
+    [line] = output.err.splitlines()
+    assert line.startswith("ftw: warning: ")
+    assert line.endswith(NOTHING_TO_DECODE)
+    if as_json:
+        assert json.loads(output.out)["warnings"] == [NOTHING_TO_DECODE]
+
+
+def test_where_nothing_is_stored_as_df11_loading_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = write_checkpoint(tmp_path / "plain", llama_tensors(), llama_config())
+    with ftw.load(plain, device="cpu", decode_df11=True) as model:
+        assert model.verdict.warnings == (NOTHING_TO_DECODE,)
+    assert caplog.messages == [f"{plain}: {NOTHING_TO_DECODE}"]
+
+
+def test_where_a_table_is_stored_as_df11_the_option_says_nothing(source: Path, tmp_path: Path) -> None:
+    assert ftw.inspect(source, decode_df11=True).verdict.warnings == ()
+    assert ftw.convert(source, tmp_path / "out", decode_df11=True).plan.warnings == ()
