@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 
 import typer
 
@@ -20,6 +22,8 @@ from .inspect import inspect_command
 from .output import print_error, print_logged_warnings
 from .status import DONE, FAILED, INTERRUPTED, REFUSED, USAGE
 from .verify import verify_command
+
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 app = typer.Typer(
     name="ftw",
@@ -63,7 +67,19 @@ def run(arguments: list[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name gets its escapes
     print_logged_warnings()
     gc.set_threshold(500_000, 10, 10)  # headers of 100,000 tensors are no garbage, and are walked for nothing
-    sys.exit(main(arguments))
+    try:
+        _change_interrupts(signal.SIG_DFL, signal.default_int_handler)  # `ftw_command` has left them to the system
+        status = main(arguments)
+    except KeyboardInterrupt:  # right before or after what `main` does
+        status = INTERRUPTED
+    _change_interrupts(signal.default_int_handler, signal.SIG_DFL)  # nothing is left that would have to be told
+    sys.exit(status)
+
+
+def _change_interrupts(old: Handler, new: Handler) -> None:
+    """Change what SIGINT does, if it does that; where it is ignored, it stays so."""
+    if signal.getsignal(signal.SIGINT) is old:
+        signal.signal(signal.SIGINT, new)
 
 
 def main(arguments: list[str] | None = None) -> int:
