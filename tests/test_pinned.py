@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from smaps import kib, read_mappings
 
 import ftw
 from ftw import pinned
@@ -127,18 +128,18 @@ def test_refused_registration_names_the_bytes_and_leaves_the_memory_usable(no_sy
         assert buffer.pinned_nbytes == 0
 
 
-def resident_nbytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * mmap.PAGESIZE
+def resident_kib(addresses: range) -> int:
+    """Return what is resident of the mappings that begin at these addresses."""
+    return sum(kib(mapping["Rss"]) for start, mapping in read_mappings().items() if start in addresses)
 
 
 def test_close_returns_the_memory() -> None:
-    before = resident_nbytes()
     buffer = PinnedBuffer(64 << 20)
     buffer.view()[:] = bytes(64 << 20)
-    assert resident_nbytes() > before + (60 << 20)
+    addresses = range(buffer.address, buffer.address + (64 << 20))
+    assert resident_kib(addresses) == 64 << 10
     buffer.close()
-    assert resident_nbytes() < before + (8 << 20)
+    assert resident_kib(addresses) < 8 << 10  # another may have taken the place of it
 
 
 def test_a_view_outlives_the_buffer() -> None:
