@@ -2,13 +2,15 @@
 
 Run as a script, which imports neither torch nor pytest, so that a trial costs a fork instead of a start of Python:
 
-    convert_trials.py SOURCE WORK {kills,faults} COUNT SEED
+    convert_trials.py SOURCE WORK {kills,faults} COUNT KILLED RESUMED SEED
 
-It prints one JSON object: how many trials there were, how many children were killed half-way, how many resumed
-conversions found something to go on from, and every trial that went wrong.
+Makes COUNT trials, and more until KILLED children were killed half-way and RESUMED conversions found something to go on
+from: how many do depends on how busy the machine is. It gives up after ten times COUNT. It prints one JSON object: how
+many trials there were, how many of each kind of end, and every trial that went wrong.
 """
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -41,13 +43,11 @@ def count_calls(before: Callable[[int, str, tuple[Any, ...]], Any]) -> None:
 
     What it returns, unless that is None, takes the call's place.
     """
-    number = 0
+    numbers = itertools.count(1)  # which threads may share
 
     def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            nonlocal number
-            number += 1
-            found = before(number, name, arguments)
+            found = before(next(numbers), name, arguments)
             return real(*arguments, **named) if found is None else found
 
         return call
@@ -83,9 +83,7 @@ class Trials:
         self.whole = tree(work / "whole")
         convert(source, self.old, shard_limit=4096)
         self.before = tree(self.old)
-        began = time.monotonic()
-        os.waitpid(run_in_child(lambda: self.convert(resume=False, overwrite=False)), 0)
-        self.seconds = time.monotonic() - began
+        self.seconds = min(self.measure() for _ in range(5))
         self.num_calls = self.count()
 
     def convert(self, *, resume: bool, overwrite: bool) -> ftw.ConversionResult:
@@ -93,16 +91,23 @@ class Trials:
             self.source, self.target, shard_limit=SHARD_LIMIT, embed="host", resume=resume, overwrite=overwrite
         )
 
+    def measure(self) -> float:
+        """Return how many seconds a conversion takes."""
+        self.prepare(overwrite=False)
+        began = time.monotonic()
+        os.waitpid(run_in_child(lambda: self.convert(resume=False, overwrite=False)), 0)
+        return time.monotonic() - began
+
     def count(self) -> int:
         """Return how many system calls a conversion makes."""
-        shutil.rmtree(self.target)
+        self.prepare(overwrite=False)
         reading, writing = os.pipe()
 
         def work() -> None:
             numbers = []
             count_calls(lambda number, name, arguments: numbers.append(number))
             self.convert(resume=False, overwrite=False)
-            os.fdopen(writing, "w").write(str(numbers[-1]))
+            os.fdopen(writing, "w").write(str(max(numbers)))
 
         os.waitpid(run_in_child(work), 0)
         os.close(writing)
@@ -203,13 +208,15 @@ class Trials:
         self.finish(what, overwrite)
 
 
-def main(source: str, work: str, kind: str, count: str, seed: str) -> None:
-    trials = Trials(Path(source), Path(work), random.Random(int(seed)))
-    one = {"kills": trials.kill, "faults": trials.fault}[kind]
-    for number in range(int(count)):
+def main(source: str, work: str, kind: str, count: int, killed: int, resumed: int, seed: int) -> None:
+    trials = Trials(Path(source), Path(work), random.Random(seed))
+    one, counts = {"kills": trials.kill, "faults": trials.fault}[kind], trials.counts
+    for number in range(10 * count):
+        if number >= count and counts["killed"] >= killed and counts["resumed"] >= resumed:
+            break
         one(number)
     print(json.dumps({**trials.counts, "problems": trials.problems, "calls": trials.num_calls}))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:4], *map(int, sys.argv[4:]))

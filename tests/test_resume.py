@@ -496,7 +496,7 @@ def test_dry_run_beside_a_conversion_is_refused_and_does_not_disturb_it(
 # Processes that are killed, and system calls that fail
 
 
-def run_trials(tmp_path: Path, kind: str, count: int) -> dict[str, object]:
+def run_trials(tmp_path: Path, kind: str, count: int, killed: int, resumed: int) -> dict[str, object]:
     generator = torch.Generator().manual_seed(1)
     sizes = torch.randint(1, 60_000, (40,), generator=generator).tolist()
     tensors = {
@@ -511,10 +511,10 @@ def run_trials(tmp_path: Path, kind: str, count: int) -> dict[str, object]:
     (source / "tokenizer.json").write_text("{}" * 3000)
     script = Path(__file__).with_name("convert_trials.py")
     done = subprocess.run(
-        [sys.executable, script, source, tmp_path / "trials", kind, str(count), "1"],
+        [sys.executable, script, source, tmp_path / "trials", kind, *map(str, (count, killed, resumed, 1))],
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=3000,
     )
     shutil.rmtree(tmp_path / "trials", ignore_errors=True)
     assert done.returncode == 0, done.stderr
@@ -523,15 +523,17 @@ def run_trials(tmp_path: Path, kind: str, count: int) -> dict[str, object]:
     return found
 
 
+@pytest.mark.timeout(3600)
 def test_resume_after_each_of_200_random_kills(tmp_path: Path) -> None:
     """Conversions that are killed up to three times; a child that a slow machine let end first is not counted."""
-    found = run_trials(tmp_path, "kills", 150)
+    found = run_trials(tmp_path, "kills", 150, killed=200, resumed=75)
     assert found["killed"] >= 200
     assert found["resumed"] >= 75
 
 
+@pytest.mark.timeout(3600)
 def test_resume_after_each_of_90_faults(tmp_path: Path) -> None:
     """A disk that is full from some call on, a call that fails, writes that are short: 30 of each."""
-    found = run_trials(tmp_path, "faults", 90)
+    found = run_trials(tmp_path, "faults", 90, killed=0, resumed=40)
     assert found["failed"] >= 40
     assert found["resumed"] >= 40
