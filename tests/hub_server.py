@@ -373,6 +373,8 @@ def serving_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubSe
     for module in (constants, file_download):  # releases before 1.0 have a copy of it there
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+    for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):  # ten seconds may pass on a busy machine
+        monkeypatch.setattr(constants, name, 600)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))

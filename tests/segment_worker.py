@@ -1,5 +1,6 @@
 """Processes that share a segment, stopped at a chosen step; and what is looked up in /proc about them."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -9,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import ftw
@@ -157,11 +157,12 @@ def wait_until_nothing_is_left(folder: Path) -> None:
 
 def kill_reapers(folder: Path) -> None:
     for pid in reapers(folder):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not reapers(folder))
 
 
-@contextmanager
+@contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Give a folder of its own on /dev/shm, and take it away with the reapers of what was in it."""
     path = Path(tempfile.mkdtemp(prefix="ftw-test-", dir="/dev/shm"))
@@ -170,7 +171,7 @@ def scratch_folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@contextmanager
+@contextlib.contextmanager
 def worker_starter(folder: Path) -> Iterator[Callable[..., Worker]]:
     """Give a function that starts workers on a folder; those that are left are killed at the end."""
     workers = []

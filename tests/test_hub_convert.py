@@ -57,13 +57,13 @@ def hub(tmp_path, monkeypatch, waits) -> Iterator[HubServer]:
         yield server
 
 
-@pytest.fixture
-def short_timeouts(monkeypatch) -> None:
+def set_timeouts(monkeypatch, seconds: float) -> None:
+    """Let huggingface_hub wait no longer for an answer."""
     from huggingface_hub import constants, file_download
 
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
-    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
-    monkeypatch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", 0.3, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", seconds)
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", seconds)
+    monkeypatch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", seconds, raising=False)
 
 
 def assert_converts(folder: Path, source: str = "org/name") -> None:
@@ -135,9 +135,9 @@ def test_hub_small_file_that_is_cut_off(hub, tmp_path):
     assert_converts(tmp_path)
 
 
-@pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize("part", ["file", "cdn"])
-def test_hub_that_is_silent_for_a_while(hub, tmp_path, part):
+def test_hub_that_is_silent_for_a_while(hub, tmp_path, monkeypatch, part):
+    set_timeouts(monkeypatch, 2)
     hub.fail(part, silence, 3)
     assert_converts(tmp_path)
 
@@ -204,9 +204,9 @@ def test_hub_failure_that_stays_is_one_line(capfd, hub, tmp_path, monkeypatch, w
     assert_converts(tmp_path)
 
 
-@pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize("part", ["listing", "cdn"])
 def test_hub_that_stays_silent(capfd, hub, tmp_path, monkeypatch, part):
+    set_timeouts(monkeypatch, 0.3)
     monkeypatch.setattr(hub_fetch, "wait_to_retry", partial(wait_to_retry, waits=(1,)))
     hub.fail(part, silence)
     assert_fails(capfd, tmp_path, "the hub cannot be reached at http://127.0.0.1:")

@@ -37,7 +37,10 @@ def objects(text: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("command", ["convert", "verify"], ids=str)
-def test_json_progress_begins_and_ends(capsys, source: Path, tmp_path: Path, command: str) -> None:
+def test_json_progress_begins_and_ends(
+    capsys, monkeypatch: pytest.MonkeyPatch, source: Path, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.setattr(module, "_INTERVAL", 600)
     arguments = [str(tmp_path / "out")] if command == "convert" else []
     assert main([command, str(source), *arguments, "--progress", "json", "--json"]) == 0
     out, err = capsys.readouterr()
@@ -48,7 +51,10 @@ def test_json_progress_begins_and_ends(capsys, source: Path, tmp_path: Path, com
     assert last["eta_seconds"] == 0.0
 
 
-def test_json_progress_of_a_failure_ends_before_the_error(capsys, source: Path, tmp_path: Path) -> None:
+def test_json_progress_of_a_failure_ends_before_the_error(
+    capsys, monkeypatch: pytest.MonkeyPatch, source: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "_INTERVAL", 600)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "file").write_text("x")
     assert main(["convert", str(source), str(tmp_path / "out"), "--progress", "json"]) == 1

@@ -98,8 +98,10 @@ def test_killed_beside_another_that_gets_the_right_bytes(folder, start, step):
     if expected:
         assert survivor.line(*{"waits"} - {expected}) == expected
     killed.kill()
-    if not expected.startswith("open"):
+    if expected == "waits":
         assert survivor.line("waits") == "open 1"
+    if not expected:  # it attaches before the reaper removes the name, or finds none
+        assert survivor.line("waits") in {"open 0", "open 1"}
     survivor.finish()
     wait_until_nothing_is_left(folder)
 
