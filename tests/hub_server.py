@@ -85,13 +85,15 @@ class HubServer:
         self._faults: list[Fault] = []
         self.lock = threading.Lock()
         self._blobs: dict[str, tuple[str, bytes]] = {}
+        self._threads: list[threading.Thread] = []
         self._servers = [self._start(is_cdn) for is_cdn in (False, True)]
         self.url, self.cdn_url = (f"http://127.0.0.1:{server.server_address[1]}" for server in self._servers)
 
     def _start(self, is_cdn: bool) -> ThreadingHTTPServer:
         handler = type("Handler", (_Handler,), {"hub": self, "is_cdn": is_cdn})
         server = _Server(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        self._threads.append(threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True))
+        self._threads[-1].start()
         return server
 
     def fail(
@@ -119,6 +121,8 @@ class HubServer:
         for server in self._servers:
             server.shutdown()
             server.server_close()
+        for thread in self._threads:
+            thread.join()
 
     def add(self, repo_id: str, folder: Path, *, ref: str = "main", access: str = "public") -> str:
         """Make a commit of what lies in a folder, and return its id."""

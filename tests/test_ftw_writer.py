@@ -14,6 +14,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inspecting import stored_bytes, tensor_bytes
+from leaks import descriptors
 
 from ftw import TensorInfo, open_checkpoint, shard_files
 from ftw.durable import write_atomically
@@ -234,15 +235,11 @@ def test_runs_cover_each_byte_once_from_any_tensor_on(
     assert done == {tensor.name: tensor.nbytes for tensor in layout.tensors[first:]}
 
 
-def open_descriptors() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.parametrize("failing", [0, 1], ids=["first", "last"])
 def test_full_disk_surfaces_with_the_name_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    pwrite, calls, before = os.pwrite, [], open_descriptors()
+    pwrite, calls, before = os.pwrite, [], descriptors()
 
     def refuse(descriptor: int, data: memoryview, offset: int) -> int:
         calls.append(offset)
@@ -255,25 +252,25 @@ def test_full_disk_surfaces_with_the_name_of_the_file(
         write(tmp_path, {"a": bytes(40 * MIB), "b": bytes(9 * MIB)})
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "freetoken-00000.ftw"))
     assert not (tmp_path / INDEX).exists()
-    assert open_descriptors() == before
+    assert descriptors() <= before
 
 
 def test_failed_sync_surfaces_with_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    before = open_descriptors()
+    before = descriptors()
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="Input/output error") as caught:
         write(tmp_path, {"a": bytes(4096), "b": bytes(4096)}, 4096)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "freetoken-00000.ftw"))
     assert not (tmp_path / INDEX).exists()
-    assert open_descriptors() == before
+    assert descriptors() <= before
 
 
 def test_error_of_the_source_leaves_no_index(tmp_path: Path) -> None:
     layout = plan_layout([info("a", 40 * MIB)])
-    before = open_descriptors()
+    before = descriptors()
 
     def read(run: Run, buffer: memoryview) -> list[int]:
         if run.pieces[0].offset:
@@ -283,7 +280,7 @@ def test_error_of_the_source_leaves_no_index(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match="went away"), FtwWriter(tmp_path, layout) as ftw_writer:
         ftw_writer.write(read)
     assert not (tmp_path / INDEX).exists()
-    assert open_descriptors() == before
+    assert descriptors() <= before
 
 
 @pytest.mark.parametrize("leaves_file", [False, True], ids=["before", "after-creating"])

@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
 from gguf import GGMLQuantizationType, GGUFValueType
 from gguf_builder import random_blocks, write_gguf
+from leaks import holdings
 from packed_tables import assert_equal_rows
 from test_pinned import FakeDriver
 
@@ -69,23 +70,13 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
-    """Count what a process has open, mapped and page-locked, and its threads, around each test."""
+    """Look at what a process has open, mapped and page-locked, and its threads, around each test."""
     gc.collect()
-    before = held()
+    before, pinned_nbytes = holdings("/dev/shm"), pinned.count_pinned_bytes()
     yield
     gc.collect()
-    assert held() == before
-
-
-def held() -> dict[str, object]:
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        segments = sum(" /dev/shm/" in line for line in file)
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "segments": segments,
-        "pinned": pinned.count_pinned_bytes(),
-        "threads": threading.active_count(),
-    }
+    assert holdings("/dev/shm") <= before
+    assert pinned.count_pinned_bytes() <= pinned_nbytes
 
 
 def test_pinned_bytes_are_the_table_rounded_up_to_its_page(source: Path, driver: FakeDriver) -> None:
@@ -200,10 +191,9 @@ def test_dummy_model_has_types_and_places_of_the_real_one(
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Give segments a folder of their own on /dev/shm, which has to be empty at the end."""
-    made = Path("/dev/shm", f"ftw-test-{os.getpid()}-{tmp_path.name}")
-    made.mkdir()
+    made = Path(tempfile.mkdtemp(prefix="ftw-test-", dir="/dev/shm"))
     real = shared_segment.open_segment
     monkeypatch.setattr(host_tables, "open_segment", lambda *args, **options: real(*args, folder=made, **options))
     yield made

@@ -3,7 +3,6 @@
 import errno
 import gc
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from leaks import descriptors
 from segment_worker import (
     IDENTITY,
     NBYTES,
@@ -158,13 +158,13 @@ def test_segment_that_another_fills_is_waited_for_and_told(folder: Path, caplog:
 
 
 def test_segment_that_is_dropped_is_given_back_when_it_is_collected(folder: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     segment = opened(folder)
     view = segment.view()
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(descriptors() - before) == 1
     del segment
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() <= before
     assert view == content(IDENTITY, NBYTES)
     wait_until_nothing_is_left(folder)
 
@@ -193,14 +193,14 @@ def test_pages_that_an_earlier_filler_made_need_no_room(folder: Path, monkeypatc
 
 
 def test_host_without_room_leaves_nothing(folder: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
 
     def refuse(nbytes: int) -> None:
         raise PinError(f"{nbytes} are too many")
 
     with pytest.raises(PinError, match="16384 are too many"):
         opened(folder, check_room=refuse)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() <= before
     wait_until_nothing_is_left(folder)
 
 
