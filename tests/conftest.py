@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 # Triton decides when a kernel is defined whether it interprets it, so this stands before any kernel is imported.
 HAS_GPU = torch.cuda.is_available()
@@ -11,6 +12,11 @@ if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# The same examples each time, at any speed; `pytest --hypothesis-profile fresh` draws others.
+settings.register_profile("fresh", database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repo", settings.get_profile("fresh"), derandomize=True)
+settings.load_profile("repo")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -98,6 +98,7 @@ def test_memory_is_told_with_each_placement(result: dict[str, list[dict[str, obj
 @pytest.mark.parametrize("shape", TINY_MODELS, ids=lambda shape: shape.name)
 @torch.inference_mode()
 def test_a_step_continues_a_prompt_as_a_longer_prompt_does(tmp_path: Path, shape: Shape) -> None:
+    torch.manual_seed(0)
     write_model(tmp_path / "model", shape)
     loaded = load_model(tmp_path / "model", shape, DEVICE, Placement("host", "host"))
     decoder, embedding = loaded.decoder.float(), loaded.model.embedding.table.float()

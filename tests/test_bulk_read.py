@@ -113,7 +113,7 @@ def test_end_at_a_block_is_read(tmp_path: Path, cold: None) -> None:
     assert read(path, 9, 2 * JOB_NBYTES - 9) == CONTENT[9 : 2 * JOB_NBYTES]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data())
 def test_random_parts_of_several_files_are_equal(large: Path, monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
     cached = data.draw(st.booleans())

@@ -106,7 +106,7 @@ def trees() -> st.SearchStrategy[list[str]]:
     return st.lists(st.one_of(st.just(-1), st.integers(0, 99)), max_size=60).map(grow)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(leaves=trees(), num_symbols=st.integers(1, 9000), seed=st.integers(0, 99), data=st.data())
 def test_any_code_decodes_as_the_slow_decoder_does(
     tmp_path_factory: pytest.TempPathFactory, leaves: list[str], num_symbols: int, seed: int, data: st.DataObject

@@ -130,7 +130,7 @@ def test_stream_of_another_division_is_refused(tmp_path: Path, key: str) -> None
         ftw.open_checkpoint(folder, decode_df11=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_changed_byte_gives_bytes_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

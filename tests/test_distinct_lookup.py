@@ -131,7 +131,7 @@ def test_hot_rows_may_change_between_the_launches(becomes: str, changes_before: 
     assert hot.counts.tolist() == expected_counts(ROWS, ids)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.integers(1, 6), columns=st.integers(1, 9), ids=st.lists(st.integers(-1, 7), min_size=1, max_size=20))
 def test_distinct_rows_in_any_shape(rows: int, columns: int, ids: list[int]) -> None:
     table, tensor = random_rows(rows, columns, torch.int8, seed=rows), torch.tensor(ids)

@@ -215,7 +215,7 @@ def mutated_indexes(draw: st.DrawFn) -> bytes:
     return bytes(content)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(content=mutated_indexes())
 def test_mutated_index_is_refused_or_wholly_readable(scratch: Path, content: bytes) -> None:
     (scratch / INDEX).write_bytes(content)

@@ -163,7 +163,7 @@ def test_pieces_that_lie_behind_their_places_are_moved(tmp_path: Path, shift: in
     assert_reads_back(tmp_path, contents)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     sizes=st.lists(st.integers(0, 5 * 4096) | st.sampled_from([0, 1, 4095, 4096, 4097, 8192]), max_size=30),
     blocks=st.integers(1, 6),
@@ -203,7 +203,7 @@ def test_layout_of_known_sizes_is_known() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([0, 1, 4095, 4096, 4097, 9000, 40_000]), max_size=9),
     st.sampled_from([4096, 8192, 5 * 4096, 1 << 20]),

@@ -595,7 +595,7 @@ def assert_on_one_line(error: CheckpointError, path: Path) -> None:
     assert error.subject
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(content=mutated_files())
 def test_mutated_file_is_refused_or_wholly_readable(scratch: Path, content: bytes) -> None:
     scratch.write_bytes(content)

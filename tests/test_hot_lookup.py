@@ -217,7 +217,7 @@ def test_rows_outside_are_positive_zeros_for_any_scale(way: str) -> None:
         assert not found.view(torch.int16).count_nonzero()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data(), way=st.sampled_from(sorted(WAYS)))
 def test_everything_at_once(data: st.DataObject, way: str) -> None:
     ggml_type = data.draw(st.sampled_from([None, None, *PACKED]))

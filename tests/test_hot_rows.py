@@ -370,7 +370,7 @@ def test_close_gives_them_back() -> None:
             change()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num_slots=st.integers(1, ROWS),
     steps=st.lists(

@@ -48,7 +48,7 @@ def walk(stream: JsonStream) -> dict[str, Any]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(value=st.dictionaries(st.text(max_size=4), VALUES, max_size=5), nbytes=st.integers(1, 9), data=st.data())
 def test_windows_of_any_size_give_the_same_values(value: dict[str, Any], nbytes: int, data: st.DataObject) -> None:
     text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), indent=data.draw(st.sampled_from([None, 1])))

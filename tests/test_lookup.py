@@ -145,7 +145,7 @@ def test_lookup_fills_out() -> None:
     assert as_bytes(out) == expected_bytes(table, ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(0, 9),
     columns=st.integers(1, 40),

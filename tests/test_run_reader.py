@@ -62,7 +62,7 @@ def check_runs(source: Path, run_nbytes: int) -> list[int]:
 LARGE = DIRECT_MIN_JOB_NBYTES
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.sampled_from([0, 1, 4096, 5000, LARGE - 1, LARGE, LARGE + 1, LARGE + 4096, 3 * LARGE + 77]), max_size=7

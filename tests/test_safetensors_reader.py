@@ -296,7 +296,7 @@ def mutated_files(draw: st.DrawFn) -> bytes:
     return bytes(content)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(content=mutated_files())
 def test_mutated_file_is_refused_or_wholly_readable(scratch: Path, content: bytes) -> None:
     scratch.write_bytes(content)

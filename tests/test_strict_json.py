@@ -154,7 +154,7 @@ def test_value_that_is_nested_too_deeply_to_be_shown_is_described() -> None:
     assert shown(value) == "a deeply nested list"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(value=st.lists(st.text('a,{["\\\\\n', max_size=9), max_size=9), nbytes=st.integers(1, 9))
 def test_values_are_counted_outside_of_strings(value: list[str], nbytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
