@@ -334,7 +334,7 @@ def cut(nbytes: int, *, is_reset: bool = False) -> Callable[[_Handler], None]:
 
 def silence(handler: _Handler) -> None:
     """Never answer."""
-    handler.hub.closing.wait(60)
+    handler.hub.closing.wait(600)
     handler.close_connection = True
 
 

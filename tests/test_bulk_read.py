@@ -189,7 +189,7 @@ def test_unaligned_bytes_go_around_the_page_cache(large: Path, cold: None, monke
 def test_threads_take_jobs_in_turn(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each thread waits for the other within its job, so one alone would not get on."""
     monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: True)
-    meeting = threading.Barrier(2, timeout=60)
+    meeting = threading.Barrier(2, timeout=600)
     threads = []
 
     def meet(real: Preadv, descriptor: int, view: memoryview, offset: int) -> int:
@@ -363,7 +363,7 @@ def test_error_of_another_thread_is_raised_here(large: Path, monkeypatch: pytest
 
     def fail_elsewhere(real: Preadv, descriptor: int, view: memoryview, offset: int) -> int:
         if threading.get_ident() == caller:
-            assert has_failed.wait(60)
+            assert has_failed.wait(600)
             return real(descriptor, [view], offset)
         has_failed.set()
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -32,7 +32,7 @@ def tied(tmp_path) -> Path:
 
 
 def command(*arguments: object, **options) -> subprocess.CompletedProcess:
-    options = {"capture_output": True, "text": True, "timeout": 60, **options}
+    options = {"capture_output": True, "text": True, "timeout": 600, **options}
     return subprocess.run([sys.executable, "-m", "ftw.cli", *map(str, arguments)], **options)
 
 
@@ -335,7 +335,7 @@ def test_cli_full_disk_under_stdout_is_one_line(untied):
 )
 def test_cli_runs_with_closed_streams(untied, closed, arguments):
     shell = f"{sys.executable} -m ftw.cli {arguments} {closed}"
-    done = subprocess.run(shell, shell=True, cwd=untied.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(shell, shell=True, cwd=untied.parent, capture_output=True, text=True, timeout=600)
     assert done.returncode == ("nowhere" in arguments)
     assert "Traceback" not in done.stderr
     if closed == "2>&-" and done.returncode:
@@ -351,7 +351,7 @@ def test_cli_progress_is_silent_where_stderr_is_no_terminal(tmp_path):
 
 def test_cli_installed_command_and_module_are_the_same(untied):
     installed = Path(sys.executable).with_name("ftw")
-    done = subprocess.run([installed, "inspect", untied, "--json"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([installed, "inspect", untied, "--json"], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == command("inspect", untied, "--json").stdout
 
@@ -366,7 +366,9 @@ def test_cli_installed_command_and_module_are_the_same(untied):
 def test_cli_starts_without_heavy_imports(untied, code):
     heavy = ("torch", "triton", "numpy", "transformers", "huggingface_hub", "safetensors")
     script = f"import sys; {code}; print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=untied.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=untied.parent, capture_output=True, text=True, timeout=600
+    )
     assert (done.returncode, done.stderr) == (0, "[]\n")
 
 

@@ -110,7 +110,7 @@ checkpoint.read_into(name, buffer)
 
 
 def test_checkpoint_is_read_on_both_sides_of_a_fork(source: Path) -> None:
-    subprocess.run([sys.executable, "-c", FORK, str(source)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORK, str(source)], check=True, timeout=600)
 
 
 def test_close_lets_a_read_that_has_begun_end(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

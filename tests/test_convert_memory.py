@@ -48,7 +48,7 @@ def peak_nbytes(*arguments: object) -> int:
         [sys.executable, "-c", MEASURE, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=3000,
         env={**os.environ, "MALLOC_ARENA_MAX": "2"},
     )
     assert done.returncode == 0, done.stderr

@@ -380,7 +380,7 @@ def test_plot_on_a_full_disk_leaves_what_was_there(moe: Path, tmp_path: Path) ->
 
 
 def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    options = {"capture_output": True, "text": True, "timeout": 60, **options}
+    options = {"capture_output": True, "text": True, "timeout": 600, **options}
     return subprocess.run([sys.executable, "-m", "ftw.cli", *map(str, arguments)], **options)
 
 

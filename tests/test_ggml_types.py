@@ -107,5 +107,5 @@ from ftw.ggml_types import PACKED_TYPES, file_type_name, ggml_types, ggml_types_
 assert len(ggml_types()) > 30 and file_type_name(2) == "Q4_0" and swapped_block(ggml_types_by_name()["Q4_0"])
 print(sorted({"torch", "numpy", "gguf", "triton"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")

@@ -249,12 +249,12 @@ def test_array_that_would_take_minutes_to_pass_over_is_refused(tmp_path: Path, e
 
 
 def test_long_name_of_an_architecture_takes_no_time(tmp_path: Path) -> None:
-    config = llama_config(architectures=["x" + "For" * 100_000])
+    config = llama_config(architectures=["x" + "For" * 1_000_000])
     report = ftw.inspect(write_checkpoint(tmp_path, llama_tensors(head=False), config))
     assert not report.is_host_eligible
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)  # it takes milliseconds, or half an hour
 def test_endless_name_of_a_class_takes_no_time(tmp_path: Path) -> None:
     config = llama_config(architectures=["CausalLM" * 400_000 + "\n"])
     assert ftw.inspect(write_checkpoint(tmp_path, llama_tensors(), config)).is_host_eligible

@@ -104,7 +104,7 @@ def test_error_while_sampling_is_raised_by_the_report(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(memory, "_host_resident", fail)
     with MemoryWatch(CPU) as watch:
-        has_failed.wait(60)
+        has_failed.wait(600)
         with pytest.raises(OSError, match="no /proc any more"):
             watch.report("host", "", {})
 

@@ -96,7 +96,7 @@ def test_no_progress_says_nothing(capsys) -> None:
 
 def test_bar_stays_away_where_stderr_is_no_terminal(source: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ftw.cli", "convert", source, tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -104,10 +104,10 @@ def test_who_no_longer_listens_to_progress_is_no_failure(source: Path, tmp_path:
     command = [sys.executable, "-m", "ftw.cli", "convert", source, tmp_path / "out", "--progress", "json", "--json"]
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writing, timeout=60)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writing, timeout=600)
     os.close(writing)
     assert done.returncode == 0
     assert json.loads(done.stdout)["num_tensors"] == 4
     with open("/dev/full", "w", encoding="utf-8") as full:
-        done = subprocess.run([*command, "--overwrite"], stdout=subprocess.PIPE, stderr=full, timeout=60)
+        done = subprocess.run([*command, "--overwrite"], stdout=subprocess.PIPE, stderr=full, timeout=600)
     assert (done.returncode, json.loads(done.stdout)["num_tensors"]) == (0, 4)

@@ -368,7 +368,7 @@ def test_interrupts_while_the_last_run_is_written_leave_no_thread(
     interrupts = []
 
     def pwrite(*arguments: object) -> int:
-        may_write.wait(60)
+        may_write.wait(600)
         return real(*arguments)  # type: ignore[arg-type]
 
     def shutdown(pool: ThreadPoolExecutor, wait: bool = True, **options: object) -> None:
@@ -402,7 +402,7 @@ def test_conversion_that_is_told_to_end_leaves_a_part(source: Path, target: Path
         "    if done > 120_000: os.kill(os.getpid(), signal.SIGTERM)\n"
         "ftw.convert(sys.argv[1], sys.argv[2], embed='host', shard_limit=49152, progress=progress)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, source, target], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, source, target], capture_output=True, timeout=600)
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, b"")
     assert convert(source, target, resume=True).resumed_nbytes
     assert_whole(target, whole)

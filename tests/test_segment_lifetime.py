@@ -27,8 +27,6 @@ from ftw.errors import PinError, SharedMemoryError
 from ftw.host_memory import HUGE_PAGE_NBYTES, PAGE_NBYTES
 from ftw.shared_segment import SharedSegment, open_segment
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
@@ -68,7 +66,7 @@ def fork():
         os.waitpid(child, 0)
     return end
 """
-    subprocess.run([sys.executable, "-c", start + script, folder], env=environment(), check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", start + script, folder], env=environment(), check=True, timeout=600)
 
 
 def test_segment_closed_by_a_forked_child_stays_its_parents(folder: Path) -> None:
@@ -134,7 +132,7 @@ def test_segment_that_another_fills_is_waited_for_and_told(folder: Path, caplog:
 
     def fill_late(view: memoryview) -> None:
         fills.set()
-        goes_on.wait(60)
+        goes_on.wait(600)
         fill(view)
 
     segments: list[SharedSegment] = []
@@ -143,7 +141,7 @@ def test_segment_that_another_fills_is_waited_for_and_told(folder: Path, caplog:
     )
     with caplog.at_level(logging.INFO, "ftw"):
         filler.start()
-        fills.wait(60)
+        fills.wait(600)
         assert "waits" not in caplog.text
         waiter = threading.Thread(target=lambda: segments.append(opened(folder)))
         waiter.start()

@@ -32,7 +32,6 @@ from ftw.errors import SharedMemoryError
 from ftw.host_memory import HUGE_PAGE_NBYTES, PAGE_NBYTES
 from ftw.shared_segment import SharedSegment, open_segment
 
-pytestmark = pytest.mark.timeout(120)
 UNLIMITED = os.statvfs_result((PAGE_NBYTES, PAGE_NBYTES, 1 << 40, 1 << 40, 1 << 40, 0, 0, 0, 0, 255))
 
 

@@ -49,7 +49,6 @@ STEPS = {
     f"{PARTS}segment_file:_unlink after": "open 1",
 }
 steps = pytest.mark.parametrize("step", STEPS, ids=lambda step: step.removeprefix(PARTS).replace(" ", "-"))
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture

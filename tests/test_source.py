@@ -120,9 +120,9 @@ def test_source_that_holds_no_checkpoint_is_named(hub_cache, tmp_path):
 def test_source_not_found_is_one_line_of_the_command(hub_cache):
     environment = {**os.environ, "HF_HUB_CACHE": str(hub_cache), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "ftw.cli", "inspect"]
-    done = subprocess.run([*command, "org/absent"], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "org/absent"], env=environment, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("ftw: error: org/absent: hub id: ")
     assert done.stderr.count("\n") == 1
-    done = subprocess.run([*command, "org/name"], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "org/name"], env=environment, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
