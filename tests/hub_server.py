@@ -25,6 +25,10 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from huggingface_hub.utils import logging as hub_logging
+
+# Its messages go to the stderr that it first meets: the session's, here, and not one that is closed with its test.
+hub_logging.get_logger()
 
 PARTS = {"listing": r"/api/models/[^/]+/[^/]+(/revision/.+)?", "tree": r"/api/.+/tree/.+", "file": r"/.+/resolve/.+"}
 LARGE = (".safetensors", ".gguf", ".ftw")
