@@ -59,7 +59,7 @@ def prefill_rows(subject: Subject, plan: Plan, source: Ids) -> Iterator[dict[str
             name: partial(subject.decoder.prefill, embedding, ids, cache)
             for name, embedding in subject.embeddings.items()
         }
-        captures = [_capture(calls, first=number) if is_captured else calls for number in range(plan.captures)]
+        captures = [_capture(calls, first=number) for number in range(plan.captures)] if is_captured else [calls]
         blocks = []
         for ways in captures:
             prompts = source.draw("zipf", length * rounds).view(rounds, 1, length)

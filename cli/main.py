@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -22,6 +24,8 @@ from .inspect import inspect_command
 from .output import print_error, print_logged_warnings
 from .status import DONE, FAILED, INTERRUPTED, REFUSED, USAGE
 from .verify import verify_command
+
+_MOMENT_SECONDS = 0.01
 
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
@@ -67,12 +71,18 @@ def run(arguments: list[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name gets its escapes
     print_logged_warnings()
     gc.set_threshold(500_000, 10, 10)  # headers of 100,000 tensors are no garbage, and are walked for nothing
+    sys.unraisablehook = _interrupt_again
     try:
         _change_interrupts(signal.SIG_DFL, signal.default_int_handler)  # `ftw_command` has left them to the system
         status = main(arguments)
     except KeyboardInterrupt:  # right before or after what `main` does
         status = INTERRUPTED
-    _change_interrupts(signal.default_int_handler, signal.SIG_DFL)  # nothing is left that would have to be told
+    while True:
+        try:  # nothing is left that would have to be told
+            _change_interrupts(signal.default_int_handler, signal.SIG_DFL)
+            break
+        except KeyboardInterrupt:
+            status = INTERRUPTED
     sys.exit(status)
 
 
@@ -80,6 +90,14 @@ def _change_interrupts(old: Handler, new: Handler) -> None:
     """Change what SIGINT does, if it does that; where it is ignored, it stays so."""
     if signal.getsignal(signal.SIGINT) is old:
         signal.signal(signal.SIGINT, new)
+
+
+def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Repeat an interrupt that fell into a callback or a destructor, out of which Python lets no error."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        threading.Timer(_MOMENT_SECONDS, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -177,7 +177,12 @@ class Checkpoint:
         """Return which file holds bytes of a tensor, and from where on.
 
         None where they lie in several places or on the hub, or are not stored as they are read.
+
+        Raises:
+            UnknownTensorError: There is no such tensor.
+            ClosedError: The checkpoint is closed.
         """
+        self._check_open()
         tensor = self.find_tensor(name)
         if name in self._df11 or self._reader.block_order(tensor) is not None:
             return None

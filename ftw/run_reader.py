@@ -7,12 +7,13 @@ the checksum moves it on the way, while it is in the processor's cache.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from ftw.weight_file import DIRECT_ALIGNMENT, DIRECT_MIN_JOB_NBYTES, OpenFile
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from ftw.checkpoint import Checkpoint
     from ftw.layout import Piece, Run
     from ftw.weight_file import WeightFile
@@ -46,26 +47,54 @@ class RunReader:
         """
         places: list[int] = []
         shift = 0
-        opened: dict[WeightFile, OpenFile] = {}
-        with contextlib.ExitStack() as files:
+        with _LatestFile() as files:
             for piece in run.pieces:
-                skipped = self._read(piece, buffer[piece.start + shift :], opened, files) if piece.nbytes else 0
+                skipped = self._read(piece, buffer[piece.start + shift :], files) if piece.nbytes else 0
                 places.append(piece.start + shift + skipped)
                 if skipped:  # its last block may reach into the next piece's first
                     shift += DIRECT_ALIGNMENT
-            for file in opened.values():
-                file.check_unchanged()
         return places
 
-    def _read(
-        self, piece: Piece, buffer: memoryview, opened: dict[WeightFile, OpenFile], files: contextlib.ExitStack
-    ) -> int:
+    def _read(self, piece: Piece, buffer: memoryview, files: _LatestFile) -> int:
         """Read one piece; return at which byte of the buffer it begins."""
-        found = self._checkpoint.find_bytes(piece.tensor.name, piece.offset, piece.nbytes)
+        name = piece.tensor.name
+        found = self._checkpoint.find_bytes(name, piece.offset, piece.nbytes)
         if found is None:
-            self._checkpoint.read_into(piece.tensor.name, buffer[: piece.nbytes], offset=piece.offset)
+            self._checkpoint.read_many([(name, buffer[: piece.nbytes], piece.offset)], num_threads=1)
             return 0
         file, offset = found
-        if file not in opened:
-            opened[file] = files.enter_context(OpenFile(file))
-        return opened[file].read_in_place(offset, piece.nbytes, buffer)
+        return files.open(file).read_in_place(offset, piece.nbytes, buffer)
+
+
+class _LatestFile:
+    """The file that was read last, open until another is: a run may touch thousands, most of them once."""
+
+    def __init__(self) -> None:
+        self._file: WeightFile | None = None
+        self._opened: OpenFile | None = None
+
+    def __enter__(self) -> _LatestFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close(is_read=error is None)
+
+    def open(self, file: WeightFile) -> OpenFile:
+        """Return a file, open.
+
+        Raises:
+            CheckpointError: It, or the one before, has changed since it was first seen.
+        """
+        if self._opened is None or file is not self._file:
+            self._close(is_read=True)
+            self._file, self._opened = file, OpenFile(file)
+        return self._opened
+
+    def _close(self, *, is_read: bool) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            with opened:
+                if is_read:
+                    opened.check_unchanged()

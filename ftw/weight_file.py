@@ -6,7 +6,8 @@ an error instead of other bytes. Nothing is ever mapped: a mapped file that shri
 
 Large reads go around the page cache (O_DIRECT) unless the page cache already holds the bytes; everything else is read
 through it. The file system takes whole blocks at such places in memory as they have in the file, modulo 4096; where
-that is not so, they go through a bounce buffer, if the caller has one.
+that is not so, they go through a bounce buffer, if the caller has one, or stay where their blocks put them, if that
+will do.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """FtwWriter: writes the region of an FTW, in its shards, and then its index. See `ftw.readers.ftw` for the format.
 
 Bytes pass through a few page-aligned buffers, a run of the region in each: two threads read, one writes around the page
-cache, and the caller's takes checksums in between. Runs go across tensor borders, so that small tensors cost neither a
-read nor a write of their own. The limit is the disk, which reading and writing share. Work of the processor takes from
-it, even where threads hide it, so each byte is moved at most once, while its checksum is taken.
+cache, and the caller's takes checksums in between. Runs go across tensor borders, so that small tensors cost no write
+of their own. The limit is the disk, which reading and writing share. Work of the processor takes from it, even where
+threads hide it, so each byte is moved at most once, while its checksum is taken.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -23,9 +22,11 @@ from ftw.layout import iter_runs
 from ftw.readers.ftw import ALIGNMENT, INDEX_NAME
 from ftw.run_reader import buffer_nbytes
 from ftw.shard_files import ShardFiles
+from ftw.threads import start_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
     from types import TracebackType
 
@@ -73,8 +74,8 @@ class FtwWriter:
         self._buffers = [HostMemory(buffer_nbytes(_RUN_NBYTES)) for _ in range(_NUM_BUFFERS)]
         self._writes: list[Future[None] | None] = [None] * _NUM_BUFFERS
         self._has_failed = False
-        self._readers = ThreadPoolExecutor(_NUM_READERS, "ftw-read")
-        self._writer = ThreadPoolExecutor(1, "ftw-write")
+        (self._writer,) = start_threads(1, "ftw-write")
+        self._readers = start_threads(_NUM_READERS, "ftw-read")
 
     def __enter__(self) -> FtwWriter:
         return self
@@ -84,7 +85,8 @@ class FtwWriter:
     ) -> None:
         while True:
             try:  # what has a checksum is written: the next conversion may go on from it
-                self._readers.shutdown(wait=True, cancel_futures=True)
+                for reader in self._readers:
+                    reader.shutdown(wait=True, cancel_futures=True)
                 self._writer.shutdown(wait=True)
                 break
             except KeyboardInterrupt:  # once more: drop what waits, but nothing may be written after this
@@ -117,7 +119,8 @@ class FtwWriter:
 
         for number, run in enumerate(iter_runs(self._layout, _RUN_NBYTES, len(self._checksums))):
             buffer = number % _NUM_BUFFERS
-            reading.append((run, buffer, self._readers.submit(self._read, read, run, buffer)))
+            reader = self._readers[number % len(self._readers)]
+            reading.append((run, buffer, reader.submit(self._read, read, run, buffer)))
             if len(reading) > _NUM_READERS:
                 pass_on()
         while reading:

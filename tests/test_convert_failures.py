@@ -16,6 +16,7 @@ import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, write_sharded
 from leaks import descriptors
+from thread_limit import limit_threads
 
 import ftw
 from ftw import target as target_module
@@ -395,3 +396,12 @@ def test_convert_lock_is_free_after_a_failure(tmp_path, monkeypatch):
     descriptor = os.open(tmp_path / "out", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(descriptor)
+
+
+@pytest.mark.parametrize("allowed", range(4))
+def test_convert_takes_the_threads_that_there_can_be(tmp_path, monkeypatch, allowed):
+    source = sharded(tmp_path / "src")
+    limit_threads(monkeypatch, allowed)
+    ftw.convert(source, tmp_path / "out")
+    monkeypatch.undo()
+    assert ftw.verify(tmp_path / "out", against=source).is_ok

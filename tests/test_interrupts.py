@@ -82,3 +82,46 @@ def test_interrupt_that_the_shell_ignores_is_ignored(source: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert "safetensors, LlamaForCausalLM" in out
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "ValueError('in a destructor')"], ids=["interrupt", "error"])
+def test_interrupt_in_a_destructor_is_not_lost(error: str) -> None:
+    """As in the callbacks of Python's own import system, which has swallowed them otherwise."""
+    script = (
+        "import importlib, sys, time\n"
+        "command = importlib.import_module('ftw.cli.main')\n"
+        "class Last:\n"
+        f"    def __del__(self): raise {error}\n"
+        "def work(**_):\n"
+        "    Last()\n"
+        "    for _ in range(600 if sys.argv[1] == 'interrupt' else 1): time.sleep(0.1)\n"
+        "command.app = work\n"
+        "command.run([])\n"
+    )
+    expects_interrupt = error == "KeyboardInterrupt"
+    process = subprocess.run(
+        [sys.executable, "-c", script, "interrupt" if expects_interrupt else ""],
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    if expects_interrupt:
+        assert (process.returncode, process.stderr) == (130, "ftw: error: interrupted\n")
+    else:
+        assert process.returncode == 0
+        assert "ValueError: in a destructor" in process.stderr
+
+
+def test_interrupt_after_the_last_word_is_no_traceback() -> None:
+    script = (
+        "import importlib, signal\n"
+        "command = importlib.import_module('ftw.cli.main')\n"
+        "change, calls = command._change_interrupts, []\n"
+        "def interrupted(old, new):\n"
+        "    calls.append(new)\n"
+        "    if len(calls) == 2: signal.raise_signal(signal.SIGINT)\n"
+        "    change(old, new)\n"
+        "command._change_interrupts = interrupted\n"
+        "command.run(['--version'])\n"
+    )
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=600)
+    assert (process.returncode, process.stderr) == (130, "")
+    assert process.stdout.startswith("ftw ")

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # From the first to the last; a module may import what stands before it, or beside it in the same group.
 LAYERS = [
-    {"errors", "_version", "sizes", "numa", "file_lock", "tmpfs", "segment_reaper_program"},
+    {"errors", "_version", "sizes", "numa", "file_lock", "tmpfs", "segment_reaper_program", "threads"},
     {"dtypes", "tensors", "host_memory", "host_limits", "df11_code"},
     {"impostors", "links", "problems"},
     {"pin_budget", "strict_json", "weight_file", "ggml_types", "encodings", "hub_errors", "df11_blocks"},

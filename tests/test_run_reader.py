@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from builders import write_sharded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -116,3 +118,43 @@ def test_file_that_changed_is_refused(tmp_path: Path) -> None:
         os.utime(source / "model.safetensors", ns=(1, 1))
         with pytest.raises(ftw.CheckpointError, match=r"model\.safetensors: file: changed while it was being read"):
             RunReader(checkpoint).read(run, buffer)
+
+
+def test_closed_checkpoint_is_refused(tmp_path: Path) -> None:
+    with ftw.open_checkpoint(write_source(tmp_path / "source", [5])) as checkpoint:
+        (run,) = iter_runs(plan_layout(checkpoint.tensors.values()), MIB)
+    with pytest.raises(ftw.ClosedError):
+        RunReader(checkpoint).read(run, HostMemory(buffer_nbytes(MIB)).view())
+
+
+def test_run_of_many_files_holds_one_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = {f"model-{number:05}-of-00040.safetensors": {f"t{number}": torch.ones(9)} for number in range(1, 41)}
+    source = write_sharded(tmp_path / "source", shards, {})
+    most = []
+    real = OpenFile.read_in_place
+
+    def count(self: OpenFile, *arguments: Any) -> int:
+        names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        most.append(sum(name.startswith(str(source)) for name in names))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(OpenFile, "read_in_place", count)
+    check_runs(source, MIB)
+    assert most == [1] * 40
+
+
+def test_what_lies_in_two_files_is_read_around_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_source(tmp_path / "source", [6 * MIB])
+    ftw.convert(source, tmp_path / "ftw", shard_limit=3 * MIB)
+    monkeypatch.setattr("ftw.weight_file._is_cached", lambda *_: False)
+    direct = []
+    real = OpenFile._read_direct
+    monkeypatch.setattr(
+        OpenFile, "_read_direct", lambda self, offset, blocks: direct.append(len(blocks)) or real(self, offset, blocks)
+    )
+    with ftw.open_checkpoint(tmp_path / "ftw") as checkpoint:
+        layout = plan_layout(checkpoint.tensors.values())
+        (run,) = iter_runs(layout, 8 * MIB)
+        buffer = HostMemory(buffer_nbytes(8 * MIB)).view()
+        assert RunReader(checkpoint).read(run, buffer) == [0]
+    assert sum(direct) == 6 * MIB
