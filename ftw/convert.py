@@ -163,6 +163,7 @@ def convert(
         )
         if dry_run:
             if resume and _looks_complete(destination, plan, checkpoint):
+                left_staging_folder(destination)  # which is cleared, unless another conversion is writing
                 return result(0, free, plan.layout.nbytes, was_complete=True)
             may_write()
             return result(*_foresee(destination, plan, needed, free, resume=resume))
@@ -253,11 +254,14 @@ def _read_part(staging: Path, target: Path, plan: ConversionPlan) -> list[str]:
 
 def _foresee(target: Path, plan: ConversionPlan, needed: int, free: int, *, resume: bool) -> tuple[int, int, int]:
     """Return the bytes that a conversion would need, find free, and resume, with what an earlier one has left."""
-    with left_staging_folder(target) as staging:
-        if staging is None:
-            return needed, free, 0
+    staging = left_staging_folder(target)
+    if staging is None:
+        return needed, free, 0
+    held = held_nbytes(staging)
+    try:
         begun = _read_part(staging, target, plan) if resume else []
-        held = held_nbytes(staging)
+    except FileNotFoundError:  # another conversion has cleared or published it meanwhile
+        return needed, free, 0
     kept = min(held, plan.layout.start_of(len(begun)))  # a journal may be ahead of the shards
     return needed - kept, free + held - kept, plan.layout.nbytes_before(len(begun))
 

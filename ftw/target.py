@@ -4,6 +4,9 @@ Everything is written into a hidden folder beside it, `.NAME.ftw-partial`, which
 one is refused. Complete and synced, it gets the target's name; an FTW folder that is replaced changes places with it in
 one step. What a conversion leaves that ends before is a part (`ftw.part`), from which the next one goes on, or which it
 clears.
+
+The lock is that of flock(2), which can only be found by taking it. So whoever holds it also holds a shared one of
+fcntl(2) as a mark, which a dry run sees without taking any lock, and thus without being in a conversion's way.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftw import file_lock
 from ftw.durable import fsync_folder
 from ftw.errors import CheckpointError, OutputError, printable
 from ftw.part import has_part
@@ -30,6 +34,7 @@ _log = logging.getLogger("ftw")
 _KEPT = "%s: target: what was written is kept in %s; --resume (resume=True) goes on from it"
 _NOT_REMOVED = "%s: folder: is not needed any more, and cannot be removed: %s"
 _MAX_NAME_NBYTES = 255  # of a file, by Linux
+_MARK = 0  # the byte of a staging folder that is marked; a folder's bytes are but places for locks
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2), Linux 3.15
 
 
@@ -74,8 +79,13 @@ def free_nbytes(target: Path) -> int:
 
 
 def held_nbytes(folder: Path) -> int:
-    """Return what the files of a folder take of their disk."""
-    return sum(512 * path.lstat().st_blocks for path in folder.rglob("*"))  # st_blocks counts 512 bytes everywhere
+    """Return what the files of a folder take of their disk; some may vanish meanwhile, and the folder as well."""
+    held = 0
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):
+                held += 512 * os.lstat(os.path.join(parent, name)).st_blocks  # it counts 512 bytes everywhere
+    return held
 
 
 def check_free_space(target: Path, needed: int) -> None:
@@ -135,19 +145,22 @@ def staging_folder(target: Path) -> Iterator[Path]:
                     _remove(staging)
 
 
-@contextlib.contextmanager
-def left_staging_folder(target: Path) -> Iterator[Path | None]:
-    """Yield the staging folder that an earlier conversion has left, None where there is none; nothing is written.
+def left_staging_folder(target: Path) -> Path | None:
+    """Return the staging folder that an earlier conversion has left, None where there is none.
+
+    Nothing is written or locked: a conversion may start at any time, and clear the folder or rename it.
 
     Raises:
         OutputError: Another conversion is writing the target.
     """
     staging = _staging_of(target)
-    if not os.path.lexists(staging):
-        yield None
-        return
-    with _opened(staging, target, fcntl.LOCK_SH):
-        yield staging
+    try:
+        with _opened(staging) as descriptor:
+            if _is_marked(descriptor):
+                raise _is_being_written(target)
+    except FileNotFoundError:
+        return None
+    return staging
 
 
 def restore_target(target: Path) -> None:
@@ -206,30 +219,47 @@ def _remove(folder: Path) -> None:
 def _locked(staging: Path, target: Path) -> Iterator[int]:
     """Make the staging folder, unless there is one, and yield a descriptor that locks it."""
     staging.mkdir(exist_ok=True)
-    with _opened(staging, target, fcntl.LOCK_EX) as descriptor:
+    with _opened(staging) as descriptor:
+        _lock(descriptor, staging, target)
         yield descriptor
 
 
 @contextlib.contextmanager
-def _opened(staging: Path, target: Path, kind: int) -> Iterator[int]:
-    """Yield a descriptor that holds a kind of lock on the staging folder."""
+def _opened(staging: Path) -> Iterator[int]:
     descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _lock(descriptor, staging, target, kind)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, staging: Path, target: Path, kind: int) -> None:
+def _lock(descriptor: int, staging: Path, target: Path) -> None:
     """Lock the staging folder, and make sure that the other conversion did not just give it its final name."""
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_ours = _is_still(descriptor, staging)
     except BlockingIOError:
         is_ours = False
     if not is_ours:
-        raise OutputError(f"{printable(str(target))}: target: another conversion is writing it")
+        raise _is_being_written(target)
+    _mark(descriptor)
+
+
+def _is_being_written(target: Path) -> OutputError:
+    return OutputError(f"{printable(str(target))}: target: another conversion is writing it")
+
+
+def _mark(descriptor: int) -> None:
+    """Mark a staging folder as one that is written, for as long as it is open; it is no matter how many do so."""
+    with contextlib.suppress(OSError):  # of a file system that lacks such locks: what excludes is the other lock
+        file_lock.lock_shared(descriptor, _MARK)  # never waits, since a folder cannot be locked exclusively this way
+
+
+def _is_marked(descriptor: int) -> bool:
+    try:
+        return file_lock.is_locked(descriptor, _MARK)
+    except OSError:  # as above, where nothing is marked
+        return False
 
 
 def _is_still(descriptor: int, folder: Path) -> bool:
@@ -247,6 +277,7 @@ def _replace(staging: Path, target: Path, aside: Path) -> None:
         # away, or that of whoever has it already.
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _mark(old)
         staging.chmod(stat.S_IMODE(os.fstat(old).st_mode) | stat.S_IRWXU)
         if not _exchange(staging, target):
             _move_aside(staging, target, aside)

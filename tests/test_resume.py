@@ -1,5 +1,6 @@
 """`--resume`: what a conversion goes on from, what it takes for its own, and that the bytes are always the same."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from convert_trials import tree
 from ftw.cli.main import main
 
 import ftw
-from ftw import writer
+from ftw import file_lock, writer
 from ftw.errors import OutputError
 
 STAGING = ".out.ftw-partial"
@@ -491,6 +492,91 @@ def test_dry_run_beside_a_conversion_is_refused_and_does_not_disturb_it(
     convert(source, target, progress=progress)
     assert set(messages) == {f"{target}: target: another conversion is writing it"}
     assert_whole(target, whole)
+
+
+def test_dry_run_of_a_target_that_is_being_replaced_is_refused(source: Path, target: Path) -> None:
+    """Though it is what the dry run would find complete."""
+    convert(source, target)
+    messages = []
+
+    def progress(done: int, total: int) -> None:
+        with pytest.raises(OutputError) as caught:
+            convert(source, target, resume=True, dry_run=True)
+        messages.append(str(caught.value))
+
+    convert(source, target, overwrite=True, progress=progress)
+    assert set(messages) == {f"{target}: target: another conversion is writing it"}
+
+
+def test_dry_run_while_a_replaced_folder_is_removed_is_refused(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the staging folder's name by then."""
+    convert(source, target)
+    real, messages = shutil.rmtree, []
+
+    def rmtree(folder: Path) -> None:
+        if folder.name == STAGING and folder.exists():
+            with pytest.raises(OutputError) as caught:
+                convert(source, target, resume=True, dry_run=True)
+            messages.append(str(caught.value))
+        real(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    convert(source, target, overwrite=True)
+    assert messages == [f"{target}: target: another conversion is writing it"]
+
+
+def test_dry_run_takes_no_lock(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for a moment, in which a conversion might start."""
+    interrupt(source, target)
+    monkeypatch.setattr(fcntl, "flock", None)
+    monkeypatch.setattr(file_lock, "lock_shared", None)
+    for resume in (False, True):
+        foresee(source, target, resume=resume)
+
+
+@pytest.mark.parametrize("resume", [False, True], ids=["anew", "resume"])
+@pytest.mark.parametrize("step", ["is_locked", "held_nbytes", "has_part", "is_part_of", "read_journal"], ids=str)
+def test_dry_run_beside_a_conversion_that_starts_and_ends(
+    source: Path, target: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, step: str, resume: bool
+) -> None:
+    """The conversion is not refused, and the dry run may find the part gone at any step."""
+    interrupt(source, target)
+    module = file_lock if step == "is_locked" else sys.modules["ftw.convert"]
+    real, converted = getattr(module, step), []
+
+    def begin_other(*arguments: object) -> object:
+        monkeypatch.undo()
+        converted.append(convert(source, target))
+        return real(*arguments)
+
+    monkeypatch.setattr(module, step, begin_other)
+    result = convert(source, target, resume=resume, dry_run=True)
+    assert (result.needed_nbytes, result.resumed_nbytes) == (sum(map(len, whole.values())), 0)
+    assert len(converted) == (resume or step in ("is_locked", "held_nbytes"))
+    if converted:
+        assert_whole(target, whole)
+
+
+@pytest.mark.parametrize("vanishes", ["folder", "files"], ids=str)
+def test_dry_run_where_a_part_vanishes_while_it_is_measured(
+    source: Path, target: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, vanishes: str
+) -> None:
+    part, real = interrupt(source, target), os.lstat
+
+    def lstat(path: object, **options: object) -> os.stat_result:
+        if str(path).startswith(f"{part}/"):
+            for file in part.iterdir():
+                file.unlink()
+            if vanishes == "folder":
+                part.rmdir()
+            monkeypatch.setattr(os, "lstat", real)
+        return real(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    assert convert(source, target, resume=True, dry_run=True).needed_nbytes == sum(map(len, whole.values()))
+    assert not any(part.glob("*"))
 
 
 # Processes that are killed, and system calls that fail
