@@ -34,6 +34,7 @@ from ftw.target import (
     publish,
     restore_target,
     staging_folder,
+    standing_folder,
 )
 from ftw.verify import verify
 from ftw.writer import FtwWriter
@@ -162,10 +163,11 @@ def convert(
             overwrite=overwrite,
         )
         if dry_run:
-            if resume and _looks_complete(destination, plan, checkpoint):
+            standing = standing_folder(destination)
+            if resume and _looks_complete(standing, plan, checkpoint):
                 left_staging_folder(destination)  # which is cleared, unless another conversion is writing
                 return result(0, free, plan.layout.nbytes, was_complete=True)
-            may_write()
+            may_write(standing=standing)
             return result(*_foresee(destination, plan, needed, free, resume=resume))
         report = _Progress(plan.layout.nbytes, progress)
         restore_target(destination)

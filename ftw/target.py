@@ -38,7 +38,9 @@ _MARK = 0  # the byte of a staging folder that is marked; a folder's bytes are b
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2), Linux 3.15
 
 
-def check_target(target: Path, *, source: Path, is_whole_folder: bool, overwrite: bool) -> None:
+def check_target(
+    target: Path, *, source: Path, is_whole_folder: bool, overwrite: bool, standing: Path | None = None
+) -> None:
     """Check that a folder may be made or replaced.
 
     Args:
@@ -46,6 +48,7 @@ def check_target(target: Path, *, source: Path, is_whole_folder: bool, overwrite
         source: The folder of the source, as a real path.
         is_whole_folder: Whether all of that folder is the source; the one around a single file may hold the target too.
         overwrite: Whether an FTW folder may be replaced.
+        standing: The folder that is taken for the one of that name, if it is another (`standing_folder`).
 
     Raises:
         OutputError: It may not.
@@ -60,16 +63,17 @@ def check_target(target: Path, *, source: Path, is_whole_folder: bool, overwrite
     lies_inside = source in target.parents and is_whole_folder
     if target == source or lies_inside or target in source.parents:
         raise OutputError(f"{name}: target: and the source {printable(str(source))} lie in one another, none may")
-    if not target.exists():
+    standing = standing or target
+    if not standing.exists():
         return
-    if not target.is_dir():
+    if not standing.is_dir():
         raise OutputError(f"{name}: target: is a file, a folder that does not exist yet is needed")
-    if os.path.ismount(target):
+    if os.path.ismount(standing):
         raise OutputError(f"{name}: target: is a mount point, which cannot be renamed; name a folder in it")
-    if any(target.iterdir()):
+    if any(standing.iterdir()):
         if not overwrite:
             raise OutputError(f"{name}: target: exists and is not empty; --overwrite replaces an FTW folder")
-        if not (target / INDEX_NAME).is_file():
+        if not (standing / INDEX_NAME).is_file():
             raise OutputError(f"{name}: target: is not an FTW folder; --overwrite replaces nothing else")
 
 
@@ -163,13 +167,25 @@ def left_staging_folder(target: Path) -> Path | None:
     return staging
 
 
+def standing_folder(target: Path) -> Path:
+    """Return the folder that a conversion would find at the target, after `restore_target`; nothing is written.
+
+    Raises:
+        OutputError: Another conversion is writing the target, and may have put the old one aside itself.
+    """
+    if not _is_put_aside(target):
+        return target
+    left_staging_folder(target)
+    return _aside_of(target)
+
+
 def restore_target(target: Path) -> None:
     """Give an old folder its name back that a conversion had put aside when it was killed.
 
     Raises:
         OutputError: Another conversion is writing the target.
     """
-    if not target.exists() and (_aside_of(target) / INDEX_NAME).is_file():
+    if _is_put_aside(target):
         with _locked(_staging_of(target), target):
             _aside_of(target).rename(target)
         with contextlib.suppress(OSError):  # it holds a part
@@ -203,6 +219,11 @@ def _staging_of(target: Path) -> Path:
 
 def _aside_of(target: Path) -> Path:
     return target.parent / f".{target.name}.ftw-old"
+
+
+def _is_put_aside(target: Path) -> bool:
+    # Of a name that is too long pathlib would raise an error, and no good one.
+    return not os.path.exists(target) and os.path.isfile(_aside_of(target) / INDEX_NAME)
 
 
 def _remove(folder: Path) -> None:

@@ -579,6 +579,70 @@ def test_dry_run_where_a_part_vanishes_while_it_is_measured(
     assert not any(part.glob("*"))
 
 
+def put_aside(source: Path, target: Path) -> Path:
+    """Leave what a conversion leaves that is killed between the two renames."""
+    convert(source, target)
+    return target.rename(target.with_name(".out.ftw-old"))
+
+
+def test_dry_run_judges_a_folder_that_was_put_aside_in_the_targets_place(
+    source: Path, target: Path, whole: dict[str, bytes]
+) -> None:
+    put_aside(source, target)
+    result = foresee(source, target)
+    assert (result.needed_nbytes, result.resumed_nbytes, result.was_complete) == (0, kept_nbytes(whole, 99), True)
+    for options in ({"resume": False}, {"shard_limit": 4096}):
+        with pytest.raises(OutputError, match="out: target: exists and is not empty; --overwrite replaces"):
+            foresee(source, target, **options)
+    replaced = foresee(source, target, resume=False, overwrite=True)
+    assert (replaced.needed_nbytes, replaced.was_complete) == (sum(map(len, whole.values())), False)
+    assert convert(source, target, resume=True).was_complete
+    assert_whole(target, whole)
+
+
+def test_dry_run_counts_a_part_beside_a_folder_that_was_put_aside(source: Path, target: Path) -> None:
+    interrupt(source, target.with_name("new"))
+    put_aside(source, target)
+    target.with_name(".new.ftw-partial").rename(target.with_name(STAGING))
+    (target.with_name(".out.ftw-old") / "config.json").unlink()
+    foreseen = foresee(source, target, overwrite=True)
+    assert foreseen.resumed_nbytes > 0
+    result = convert(source, target, overwrite=True, resume=True)
+    assert (result.needed_nbytes, result.resumed_nbytes) == (foreseen.needed_nbytes, foreseen.resumed_nbytes)
+
+
+def test_dry_run_leaves_out_of_account_what_would_not_be_restored(
+    source: Path, target: Path, whole: dict[str, bytes]
+) -> None:
+    aside = put_aside(source, target)
+    target.mkdir()  # the name is taken
+    assert not foresee(source, target).was_complete
+    target.rmdir()
+    (aside / "freetoken_weight.json").unlink()  # no FTW
+    assert foresee(source, target).needed_nbytes == sum(map(len, whole.values()))
+    assert not convert(source, target, resume=True).was_complete
+
+
+def test_dry_run_between_the_two_renames_of_a_conversion_is_refused(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(source, target)
+    module, real, messages = sys.modules["ftw.target"], Path.rename, []
+
+    def rename(path: Path, other: Path) -> Path:
+        if other == target:
+            for dry_run in (False, True):
+                with pytest.raises(OutputError) as caught:
+                    convert(source, target, resume=True, dry_run=dry_run)
+                messages.append(str(caught.value))
+        return real(path, other)
+
+    monkeypatch.setattr(module, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(Path, "rename", rename)
+    convert(source, target, overwrite=True)
+    assert messages == 2 * [f"{target}: target: another conversion is writing it"]
+
+
 # Processes that are killed, and system calls that fail
 
 
