@@ -71,20 +71,20 @@ def convert_command(
     if as_json:
         print_json(result.to_dict())
     else:
-        _print_result(result, embed, dry_run)
+        _print_result(result, embed)
     if dry_run and result.needed_nbytes > result.free_nbytes:
         print_error(no_room(Path(target), result.needed_nbytes, result.free_nbytes))
         return FAILED
     return DONE
 
 
-def _print_result(result: ConversionResult, embed: str, dry_run: bool) -> None:
+def _print_result(result: ConversionResult, embed: str) -> None:
     plan = result.plan
     size = format_size(plan.layout.total_bytes)
     tensors, shards = len(plan.layout.tensors), len(plan.layout.shards)
-    done, found = ("would write", "would be checked") if dry_run else ("wrote", "found right")
+    done, found = ("would write", "would be checked") if result.dry_run else ("wrote", "found right")
     if result.was_complete:
-        done = "there already, would be compared:" if dry_run else "complete already:"
+        done = "there already, would be compared:" if result.dry_run else "complete already:"
     print_line(f"{done} {result.target}: {tensors} tensors, {size} in {shards} shard{'s' * (shards != 1)}")
     if result.resumed_nbytes and not result.was_complete:
         print_line(f"of an earlier conversion: {format_size(result.resumed_nbytes)}, {found}")
@@ -95,7 +95,7 @@ def _print_result(result: ConversionResult, embed: str, dry_run: bool) -> None:
             print_line(f"stays on the GPU: {table.name or 'token embedding'} ({table.detail})")
     for name, parts in plan.decoded.items():
         print_line(f"decoded: {name}, from {len(parts)} DF11 tensors")
-    if dry_run:
+    if result.dry_run:
         for shard in plan.layout.shards:
             print_line(f"shard: {shard.name}, {format_size(shard.nbytes)}")
     print_line(f"beside the weights: {', '.join(plan.metadata_names) or 'nothing'}")

@@ -61,6 +61,7 @@ class ConversionResult:
             `dry_run` those that its journal names.
         was_complete: Whether the target was there already, so that nothing was written. With `dry_run` that rests on
             the index and the metadata files.
+        dry_run: Whether nothing was written, and all this is what would be.
     """
 
     source: str
@@ -71,6 +72,7 @@ class ConversionResult:
     free_nbytes: int
     resumed_nbytes: int = 0
     was_complete: bool = False
+    dry_run: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `ftw convert --json` prints."""
@@ -85,7 +87,9 @@ class ConversionResult:
             "total_bytes": layout.total_bytes,
             "resumed_bytes": self.resumed_nbytes,
             "was_complete": self.was_complete,
+            "dry_run": self.dry_run,
             "needed_bytes": self.needed_nbytes,
+            "free_bytes": self.free_nbytes,
             "shards": [{"file": shard.name, "nbytes": shard.nbytes} for shard in layout.shards],
             "embed": {
                 "placement": placement.placement,
@@ -154,7 +158,7 @@ def convert(
     with open_checkpoint(source, decode_df11=decode_df11) as checkpoint:
         plan = plan_conversion(checkpoint, embed, shard_limit)
         needed, free = needed_nbytes(plan, checkpoint.folder), free_nbytes(destination)
-        result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan)
+        result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, dry_run=dry_run)
         may_write = partial(
             check_target,
             destination,

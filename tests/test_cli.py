@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -155,7 +156,11 @@ def test_cli_convert_and_verify_json(capsys, untied, tmp_path):
     planned = json.loads(capsys.readouterr().out)
     assert not out_folder.exists()
     assert main(["convert", str(untied), str(out_folder), "--embed", "host", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == planned
+    result = json.loads(capsys.readouterr().out)
+    assert list(result) == list(planned)
+    assert (planned.pop("dry_run"), result.pop("dry_run")) == (True, False)
+    assert planned.pop("free_bytes") > result["needed_bytes"] < result.pop("free_bytes")  # others write there, too
+    assert result == planned
     assert planned["embed"]["tables"] == ["model.embed_tokens.weight"]
     assert main(["verify", str(out_folder), "--against", str(untied), "--json"]) == 0
     out, err = capsys.readouterr()
@@ -206,6 +211,23 @@ def test_cli_convert_dry_run_of_a_resume_says_what_there_is(capsys, untied, tmp_
     assert capsys.readouterr().out.splitlines()[1] == second.replace("would be checked", "found right")
     assert main([*command, "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith(f"there already, would be compared: {tmp_path / 'out'}: ")
+
+
+def test_cli_convert_json_tells_the_room(capsys, untied, tmp_path, monkeypatch):
+    command = ["convert", str(untied), str(tmp_path / "out"), "--json"]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5))
+    assert main([*command, "--dry-run"]) == 1
+    out, err = capsys.readouterr()
+    planned = json.loads(out)
+    assert (planned["dry_run"], planned["free_bytes"]) == (True, 5)
+    assert f"needs {planned['needed_bytes']} bytes, 5 are free on its disk" in err
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=planned["needed_bytes"]))
+    for dry_run, needed in (([], planned["needed_bytes"]), ([], 0), (["--dry-run"], 0)):
+        assert main([*command, "--resume", *dry_run]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["dry_run"], result["was_complete"]) == (bool(dry_run), needed == 0)
+        assert (result["needed_bytes"], result["free_bytes"]) == (needed, planned["needed_bytes"])
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
