@@ -119,12 +119,24 @@ def main(arguments: list[str] | None = None) -> int:
             return FAILED
         print_error(_describe(error))
         return FAILED
-    except (KeyboardInterrupt, typer.Abort):
+    except BaseException as error:
+        if not _is_interrupt(error):
+            raise
         print_error("interrupted")
         return INTERRUPTED
     if status == INTERRUPTED:  # typer makes this of a KeyboardInterrupt
         print_error("interrupted")
     return status if isinstance(status, int) else DONE
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Tell whether an error is an interrupt, or what Python or typer made of one."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, (KeyboardInterrupt, typer.Abort)):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
 
 
 def _describe(error: FtwError | OSError) -> str:
