@@ -39,7 +39,13 @@ def convert_command(
         ),
     ] = "gpu",
     shard_size: Annotated[
-        int, typer.Option("--shard-size", metavar="SIZE", parser=_parse_shard_size, help="Most bytes of one shard.")
+        int,
+        typer.Option(
+            "--shard-size",
+            metavar="SIZE",
+            parser=_parse_shard_size,
+            help="Most bytes of one shard, in binary units (1MB is 1MiB).",
+        ),
     ] = "8GiB",  # type: ignore[assignment]
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing FTW folder.")] = False,
     resume: Annotated[
@@ -92,7 +98,8 @@ def _print_result(result: ConversionResult, embed: str) -> None:
         if plan.is_on_host(table):
             print_line(f"laid out for host memory: {table.name}, {format_size(table.nbytes)}")
         elif embed != "gpu" and table.role in MOVED_ROLES:
-            print_line(f"stays on the GPU: {table.name or 'token embedding'} ({table.detail})")
+            what = f"stays on the GPU: {table.name}" if table.name else "token embedding: none"
+            print_line(f"{what} ({table.detail})")
     for name, parts in plan.decoded.items():
         print_line(f"decoded: {name}, from {len(parts)} DF11 tensors")
     if result.dry_run:

@@ -13,7 +13,7 @@ from ftw import metadata_files
 from ftw._version import __version__
 from ftw.config import CONFIG_NAME
 from ftw.dtypes import DTYPES
-from ftw.errors import CheckpointError
+from ftw.errors import CheckpointError, OutputError, printable
 from ftw.index_file import iter_index_without_checksums
 from ftw.layout import Layout, plan_layout
 from ftw.placement import Placement, plan_placement
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ftw.tensors import TensorInfo
     from ftw.verdict import TableVerdict
 
+_MAX_SHARDS = 10_000  # each costs a reader memory
 _MAX_LEFT_OUT = 1000  # entries of the index, which a reader takes up to a bound
 _SIDE_FILES = "the tensors of its side files go into the region, where FreeToken's own server does not look for them"
 # Index keys that the writer sets itself, or that would tell of the source; a source FTW's other keys are carried over.
@@ -91,6 +92,7 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     Raises:
         NotEligibleError: `embed` is "host", and the token embedding may not leave the GPU.
         CheckpointError: A dtype has no name in FTW, or the index would be larger than a reader takes.
+        OutputError: There would be more shards than a reader takes.
     """
     verdict = judge(checkpoint)
     placement = plan_placement(verdict, embed, checkpoint.source)
@@ -98,6 +100,9 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in checkpoint.tensors.values()]
     tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
     layout = plan_layout(tensors, shard_limit)
+    if len(layout.shards) > _MAX_SHARDS:
+        found = f"{len(layout.shards)} of at most {shard_limit} bytes would be needed"
+        raise OutputError(f"{printable(checkpoint.source)}: shards: {found}, at most {_MAX_SHARDS} are allowed")
     files, beside = metadata_files.choose(checkpoint)
     derived = checkpoint.derived_files
     for file in derived:
@@ -167,7 +172,9 @@ def _metadata_names(files: tuple[Path, ...], derived: tuple[DerivedFile, ...]) -
 def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> TensorInfo:
     """Return a tensor as it goes into the FTW, with the checksum that the source has of it, but not its placement."""
     if DTYPES[tensor.dtype].torch_name is None:
-        raise CheckpointError(source, tensor.name, f"dtype is {tensor.dtype}, which FTW has no name for")
+        allowed = ", ".join(name for name, dtype in DTYPES.items() if dtype.torch_name is not None)
+        problem = f"dtype is {tensor.dtype}, which FTW has no name for; {allowed} are allowed"
+        raise CheckpointError(source, tensor.name, problem)
     role = roles.get(tensor.name)
     return tensor._replace(role=role or tensor.role, placement="host" if role else None)
 

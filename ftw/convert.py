@@ -20,7 +20,16 @@ from ftw.durable import write_atomically
 from ftw.errors import FtwError, OutputError, printable
 from ftw.index_file import iter_index
 from ftw.layout import DEFAULT_SHARD_LIMIT
-from ftw.part import Journal, clear_folder, has_part, is_part_of, keep_part, read_journal, remove_journal
+from ftw.part import (
+    ForeignPartError,
+    Journal,
+    clear_folder,
+    has_part,
+    is_part_of,
+    keep_part,
+    read_journal,
+    remove_journal,
+)
 from ftw.readers.ftw import ALIGNMENT, INDEX_NAME, FtwReader
 from ftw.run_reader import RunReader
 from ftw.target import (
@@ -152,6 +161,8 @@ def convert(
     """
     if not os.fspath(target):  # which would be the current folder
         raise OutputError("'': target: is empty, the name of a folder is needed")
+    if "\0" in os.fsdecode(target):
+        raise OutputError(f"{printable(os.fsdecode(target))}: target: holds a zero byte, which no name may")
     if not isinstance(shard_limit, int) or shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
         raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
     destination = Path(os.path.realpath(target))  # of a link: what it points to is made or replaced
@@ -254,7 +265,7 @@ def _read_part(staging: Path, target: Path, plan: ConversionPlan) -> list[str]:
         found = (
             f"{printable(str(staging))} was begun from another state of the source, by other options or another release"
         )
-        raise OutputError(f"{printable(str(target))}: target: {found}; without --resume it is begun anew")
+        raise ForeignPartError(f"{printable(str(target))}: target: {found}; without --resume it is begun anew")
     return read_journal(staging, plan.layout)
 
 

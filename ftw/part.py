@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from ftw.durable import write_atomically
+from ftw.errors import OutputError
 from ftw.host_memory import HostMemory, align_up
 from ftw.layout import iter_runs
 from ftw.readers.ftw import ALIGNMENT, JOURNAL_NAME
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 _RUN_NBYTES = 16 << 20
 _PLAN = b"plan "
 _CHECKSUM = re.compile(rb"[0-9a-f]{16}\n")
+
+
+class ForeignPartError(OutputError):
+    """A part was begun for something else, so it cannot be gone on from."""
 
 
 class Journal:

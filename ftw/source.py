@@ -86,7 +86,7 @@ def _path_or_hub_id(source: str | os.PathLike[str]) -> Path | HubId:
         hub_id is not None and (Path(hub_id.repo_id).parent if not hub_id.inside else Path(hub_id.repo_id)).exists()
     )
     if hub_id is None or (is_slip and (hub_id.inside or name.endswith(_FILE_SUFFIXES))):
-        raise SourceNotFoundError(f"{printable(name)}: {_NO_PATH}")
+        raise SourceNotFoundError(f"{printable(name) or repr(name)}: {_NO_PATH}")
     return hub_id
 
 

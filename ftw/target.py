@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from ftw import file_lock
 from ftw.durable import fsync_folder
 from ftw.errors import CheckpointError, OutputError, printable
-from ftw.part import has_part
+from ftw.part import ForeignPartError, has_part
 from ftw.readers.ftw import INDEX_NAME
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def check_target(
 
 def free_nbytes(target: Path) -> int:
     """Return what is free on the disk that the target, or the nearest folder above it, lies on."""
-    return shutil.disk_usage(next(folder for folder in target.parents if folder.exists())).free
+    return shutil.disk_usage(next((folder for folder in target.parents if folder.exists()), target)).free
 
 
 def held_nbytes(folder: Path) -> int:
@@ -134,19 +134,20 @@ def staging_folder(target: Path) -> Iterator[Path]:
     Raises:
         OutputError: Another conversion is writing the target.
     """
-    staging, is_of_use = _staging_of(target), False
+    staging, is_of_use, is_news = _staging_of(target), False, False
     with _locked(staging, target) as lock:
         try:
             yield staging
         except BaseException as error:
             is_of_use = not isinstance(error, CheckpointError)
+            is_news = not isinstance(error, ForeignPartError)
             raise
         finally:
             if _is_still(lock, staging):  # otherwise it is published, and the name may be another conversion's by now
-                if is_of_use and has_part(staging):
-                    _log.warning(_KEPT, printable(str(target)), printable(str(staging)))
-                else:
+                if not is_of_use or not has_part(staging):
                     _remove(staging)
+                elif is_news:
+                    _log.warning(_KEPT, printable(str(target)), printable(str(staging)))
 
 
 def left_staging_folder(target: Path) -> Path | None:

@@ -405,3 +405,46 @@ def test_convert_takes_the_threads_that_there_can_be(tmp_path, monkeypatch, allo
     ftw.convert(source, tmp_path / "out")
     monkeypatch.undo()
     assert ftw.verify(tmp_path / "out", against=source).is_ok
+
+
+@pytest.mark.parametrize("options", [{}, {"dry_run": True}, {"resume": True}], ids=["plain", "dry-run", "resume"])
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [("/", "/: target: (is a mount point|and the source)"), ("a\0b", r"a\\x00b: target: holds a zero byte")],
+    ids=["root", "zero-byte"],
+)
+def test_convert_refuses_targets_that_no_folder_can_be(tmp_path, target, problem, options):
+    source = sharded(tmp_path / "src", nbytes=1 << 20)
+    with pytest.raises(OutputError, match=problem):
+        ftw.convert(source, target, **options)
+
+
+def test_convert_refuses_more_shards_than_a_reader_takes(tmp_path):
+    weights = {f"t{number}": torch.zeros(1, dtype=torch.uint8) for number in range(10_001)}
+    source = write_checkpoint(tmp_path / "src", weights, llama_config())
+    with pytest.raises(OutputError, match="shards: 10001 of at most 4096 bytes would be needed, at most 10000 are"):
+        ftw.convert(source, tmp_path / "out", shard_limit=4096)
+    assert [path.name for path in tmp_path.iterdir()] == ["src"]
+    ftw.convert(source, tmp_path / "out", shard_limit=8192)
+    assert ftw.verify(tmp_path / "out", against=source).is_ok
+
+
+def test_convert_tells_the_dtypes_that_are_allowed(tmp_path):
+    header = b'{"a": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"ab")
+    with pytest.raises(CheckpointError, match=r"a: dtype is F4, which FTW has no name for; .*BF16.* are allowed"):
+        ftw.convert(tmp_path / "model.safetensors", tmp_path / "out")
+
+
+def test_convert_that_refuses_a_part_does_not_praise_it(tmp_path, monkeypatch, caplog):
+    source = sharded(tmp_path / "src")
+    with monkeypatch.context() as patch:
+        fail_in_write(patch, errno.ENOSPC, after=15)
+        with pytest.raises(OSError, match="freetoken-00000"):
+            ftw.convert(source, tmp_path / "out")
+    assert "goes on from it" in caplog.text
+    caplog.clear()
+    with pytest.raises(OutputError, match="was begun from another state of the source"):
+        ftw.convert(source, tmp_path / "out", resume=True, shard_limit=1 << 20)
+    assert not caplog.messages
+    assert ftw.convert(source, tmp_path / "out", resume=True).resumed_nbytes
