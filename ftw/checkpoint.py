@@ -186,13 +186,11 @@ class Checkpoint:
         tensor = self.find_tensor(name)
         if name in self._df11 or self._reader.block_order(tensor) is not None:
             return None
-        start = 0
-        for extent in self._reader.extents(tensor):
-            if start <= offset and offset + nbytes <= start + extent.nbytes:
-                file = self._reader.files[extent.file]
-                return (file, extent.offset + offset - start) if isinstance(file, WeightFile) else None
-            start += extent.nbytes
-        return None
+        found = list(self._find_stored(tensor, offset, nbytes))
+        if len(found) != 1 or found[0][2] != nbytes:
+            return None
+        file, place, _ = found[0]
+        return (file, place) if isinstance(file, WeightFile) else None
 
     def find_tensor(self, name: str) -> TensorInfo:
         """Return one of `tensors`, or of those that one of them is decoded from, which can be read as they are stored.
@@ -264,13 +262,21 @@ class Checkpoint:
 
     def _stored_parts(self, tensor: TensorInfo, view: memoryview, offset: int) -> Iterator[Part]:
         """Yield where the bytes of a tensor from `offset` on are stored, as many as the view takes."""
+        done = 0
+        for file, place, nbytes in self._find_stored(tensor, offset, len(view)):
+            yield Part(file, place, view[done : done + nbytes])
+            done += nbytes
+
+    def _find_stored(self, tensor: TensorInfo, offset: int, nbytes: int) -> Iterator[tuple[WeightFile, int, int]]:
+        """Yield where bytes of a tensor are stored, in order: each file, the place in it, and how many lie there."""
         start = 0
         for extent in self._reader.extents(tensor):
+            if start >= offset + nbytes:
+                break
             end = start + extent.nbytes
-            low, high = max(start, offset), min(end, offset + len(view))
+            low, high = max(start, offset), min(end, offset + nbytes)
             if low < high:
-                file = self._reader.files[extent.file]
-                yield Part(file, extent.offset + low - start, view[low - offset : high - offset])
+                yield self._reader.files[extent.file], extent.offset + low - start, high - low
             start = end
 
 

@@ -257,7 +257,7 @@ def _read_part(staging: Path, target: Path, plan: ConversionPlan) -> list[str]:
     """Return the checksums of the first tensors that a staging folder should hold already.
 
     Raises:
-        OutputError: It is the part of another conversion.
+        ForeignPartError: It is the part of another conversion.
     """
     if not has_part(staging):
         return []

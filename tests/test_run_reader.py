@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from builders import write_sharded
+from ftw.bench.timing import drop_from_page_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -32,14 +33,6 @@ def write_source(folder: Path, sizes: list[int]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     return folder
-
-
-def make_cold(folder: Path) -> None:
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def check_runs(source: Path, run_nbytes: int) -> list[int]:
@@ -77,7 +70,7 @@ def test_pieces_lie_where_it_says(
 ) -> None:
     source = write_source(tmp_path_factory.mktemp("source"), sizes)
     if is_cold:
-        make_cold(source)
+        drop_from_page_cache(source)
     check_runs(source, run_nbytes)
 
 
@@ -102,7 +95,7 @@ def test_tensors_that_are_not_stored_as_they_are_read(tmp_path: Path) -> None:
     """Across shards of an FTW, whose pieces may lie in two files."""
     source = write_source(tmp_path / "source", [3 * LARGE + 77, 5, LARGE])
     ftw.convert(source, tmp_path / "ftw", shard_limit=MIB + 4096)
-    make_cold(tmp_path / "ftw")
+    drop_from_page_cache(tmp_path / "ftw")
     with ftw.open_checkpoint(tmp_path / "ftw") as checkpoint:
         assert checkpoint.find_bytes("t00", 0, 3 * LARGE) is None
         assert checkpoint.find_bytes("t00", 0, LARGE) == (checkpoint.files[0], 0)
