@@ -34,7 +34,7 @@ fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 
 fuzz: $(VENV)/.installed-fuzz
-	PYTHONPATH=tests $(BIN)/python -m fuzz.guided $(FORMAT) $(SECONDS)
+	PYTHONPATH=tests/support $(BIN)/python -m fuzz.guided $(FORMAT) $(SECONDS)
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

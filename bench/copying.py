@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from ftw.host_memory import HostMemory, align_up
+from ftw.host.host_memory import HostMemory
+from ftw.sizes import align_up
 
 _JOB_NBYTES = 8 << 20
 _STREAM_NBYTES = 16 << 20

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from ftw.embedding import HostEmbedding
-    from ftw.loaded_model import LoadedModel
-    from ftw.sharded_embedding import ShardedEmbedding
+    from ftw.loading.loaded_model import LoadedModel
+    from ftw.lookup.embedding import HostEmbedding
+    from ftw.lookup.sharded_embedding import ShardedEmbedding
 
     from .decode_plan import Placement, Plan
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ftw.convert import ConversionResult, convert
-from ftw.placement import MOVED_ROLES, Embed
+from ftw.conversion.convert import ConversionResult, convert
+from ftw.conversion.target import no_room
 from ftw.readers.ftw import ALIGNMENT
 from ftw.sizes import format_size, parse_size
-from ftw.target import no_room
+from ftw.verdict.placement import MOVED_ROLES, Embed
 
 from .output import print_error, print_json, print_line, print_warning
 from .progress import ProgressOption, show_progress

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftw.errors import printable
-from ftw.placement import refusal
-from ftw.report import Report, inspect
 from ftw.sizes import format_size, parse_size
+from ftw.verdict.placement import refusal
+from ftw.verdict.report import Report, inspect
 
 from .output import make_console, print_error, print_json, print_line, print_warning
 from .plot import check_plot, plot_budget
@@ -19,7 +19,7 @@ from .status import DONE, REFUSED
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ftw.gain import Budget, Share
+    from ftw.verdict.gain import Budget, Share
 
 
 _MIN_VRAM = 1 << 20

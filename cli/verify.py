@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from ftw.conversion.verify import verify
 from ftw.sizes import format_size
-from ftw.verify import verify
 
 from .output import print_error, print_json, print_line
 from .progress import ProgressOption, show_progress

@@ -9,9 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ftw._version import __version__
-from ftw.checkpoint import Checkpoint, open_checkpoint
-from ftw.config import ModelConfig
-from ftw.convert import ConversionResult, convert
+from ftw.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ftw.checkpoint.config import ModelConfig
+from ftw.conversion.convert import ConversionResult, convert
+from ftw.conversion.verify import VerifyResult, verify
 from ftw.errors import (
     CheckpointError,
     ClosedError,
@@ -25,18 +26,17 @@ from ftw.errors import (
     SourceNotFoundError,
     UnknownTensorError,
 )
-from ftw.report import Report, inspect
 from ftw.tensors import TensorInfo
-from ftw.verify import VerifyResult, verify
+from ftw.verdict.report import Report, inspect
 
 if TYPE_CHECKING:
-    from ftw import memory
-    from ftw.embedding import HostEmbedding
-    from ftw.loaded_model import LoadedModel
-    from ftw.loader import load
-    from ftw.memory import MemoryReport
-    from ftw.model_offloader import offload
-    from ftw.model_tables import OffloadedModel
+    from ftw.integrations.model_offloader import offload
+    from ftw.loading.loaded_model import LoadedModel
+    from ftw.loading.loader import load
+    from ftw.lookup.embedding import HostEmbedding
+    from ftw.offloading.model_tables import OffloadedModel
+    from ftw.pinned import memory
+    from ftw.pinned.memory import MemoryReport
 
 __all__ = [
     "Checkpoint",
@@ -72,12 +72,12 @@ __all__ = [
 
 # Where the names live that need torch.
 _LAZY = {
-    "HostEmbedding": "ftw.embedding",
-    "LoadedModel": "ftw.loaded_model",
+    "HostEmbedding": "ftw.lookup.embedding",
+    "LoadedModel": "ftw.loading.loaded_model",
     "MemoryReport": "ftw.memory",
-    "OffloadedModel": "ftw.model_tables",
-    "load": "ftw.loader",
-    "offload": "ftw.model_offloader",
+    "OffloadedModel": "ftw.offloading.model_tables",
+    "load": "ftw.loading.loader",
+    "offload": "ftw.integrations.model_offloader",
 }
 
 

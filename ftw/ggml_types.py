@@ -3,7 +3,7 @@
 Codes, names, block sizes (in elements) and type sizes (bytes of a block) are the gguf package's, so a newer release
 brings newer types. What a lookup needs besides is in `PACKED_TYPES`: a type that has no row there is opened, shown and
 converted, but its rows are not looked up. A new packed type is a row there, and a decoder of its name in
-`ftw.kernels.ggml_decoders_triton`.
+`ftw.kernels.jit.ggml_decoders_triton`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizes as people write and read them: binary units, such as 8GiB."""
+"""Sizes as people write and read them, in binary units such as 8GiB, and rounded up to an alignment."""
 
 from __future__ import annotations
 
@@ -51,3 +51,8 @@ def format_size(nbytes: int) -> str:
         value /= 1024
         unit += 1
     return f"{nbytes} B" if not unit else f"{value:.2f} {_UNITS[unit]}"
+
+
+def align_up(nbytes: int, alignment: int) -> int:
+    """Round `nbytes` up to a multiple of `alignment`."""
+    return -(-nbytes // alignment) * alignment

@@ -1,6 +1,6 @@
 """Distils the inputs of a guided run into the recipes that the test suite replays: one for each way to be judged.
 
-    PYTHONPATH=tests python -m fuzz.distill FORMAT [FOLDER]
+    PYTHONPATH=tests/support python -m fuzz.distill FORMAT [FOLDER]
 
 Of the recipes that end as none in tests/corpus/FORMAT.jsonl does, by outcome and by the words of the message, the
 shortest for each such end is added there.

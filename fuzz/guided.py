@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing with atheris: its bytes are the choices that make a recipe.
 
-    PYTHONPATH=tests python -m fuzz.guided FORMAT SECONDS [FOLDER]
+    PYTHONPATH=tests/support python -m fuzz.guided FORMAT SECONDS [FOLDER]
 
 FORMAT is "safetensors", "ftw" or "gguf". Inputs that reach new code are kept in FOLDER/inputs-FORMAT and are where the
 next run begins; the recipe of each finding is written into FOLDER/findings, once for each kind of finding. Ends with
@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["ftw"]):
     import ftw.cli.main
 
     import ftw
-    import ftw.loader  # noqa: F401 - instrumented here, used by the oracle
+    import ftw.loading.loader  # noqa: F401 - instrumented here, used by the oracle
 
 from fuzz import oracle
 from fuzz.choosing import choose

@@ -1,4 +1,7 @@
-"""Imports only point back along the way of the data, and what starts at once imports neither torch nor triton."""
+"""Rooms import only what the table allows, so that imports point back along the way of the data and never in a circle.
+
+What starts at once imports neither torch nor triton.
+"""
 
 import ast
 import subprocess
@@ -6,74 +9,69 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).parents[1]
-# From the first to the last; a module may import what stands before it, or beside it in the same group.
-LAYERS = [
-    {"errors", "_version", "sizes", "numa", "file_lock", "tmpfs", "segment_reaper_program", "threads"},
-    {"dtypes", "tensors", "host_memory", "host_limits", "df11_code"},
-    {"impostors", "links", "problems"},
-    {"pin_budget", "strict_json", "weight_file", "ggml_types", "encodings", "hub_errors", "df11_blocks"},
-    {"json_stream"},
-    {"segment_layout", "segment_pages", "segment_reaper", "hub_retry"},
-    {"segment_file"},
-    {"shared_segment", "bulk_read"},
-    {"hub_file", "kv_cache"},
-    {"hub"},
-    {"readers", "hub_fetch"},
-    {"families", "config", "names", "source"},
-    {"gguf_config", "df11"},
-    {"checkpoint", "packing", "tensor_equality"},
-    {"tie", "rows"},
-    {"verdict"},
-    {"placement", "layout", "durable", "per_layer"},
-    {"index_file", "shard_files", "part", "metadata_files", "run_reader"},
-    {"conversion_plan", "writer"},
-    {"table_rows"},
-    {"gain"},
-    {"report"},
-    {"target"},
-    {"verify"},
-    {"convert"},
-    {"kernels"},
-    {"gpu_driver", "devices", "live_tensors", "table_modules"},
-    {"table_layout", "lookup_op", "prefetch", "kept_launches"},
-    {"hot_rows"},
-    {"eager_lookup"},
-    {"held_table"},
-    {"pinned"},
-    {"memory"},
-    {"embedding", "dummy"},
-    {"staging", "offloader", "sharded_embedding"},
-    {"host_tables"},
-    {"loaded_model"},
-    {"loader"},
-    {"model_tables"},
-    {"integrations"},
-    {"model_offloader"},
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-FIRST_WITH_TORCH = "kernels"  # it and all after it
+# Each room, and the rooms that it may import directly, for types alone too. A room stands after all that it imports.
+ROOMS = {
+    "ground": set(),
+    "host": {"ground"},
+    "host.shared": {"ground", "host"},
+    "files": {"ground", "host"},
+    "hub": {"ground", "files"},
+    "readers": {"ground", "files", "hub", "readers.gguf"},
+    "readers.gguf": {"ground", "files", "hub", "readers"},
+    "checkpoint": {"ground", "host", "files", "hub", "readers", "readers.gguf", "checkpoint.df11"},
+    "checkpoint.df11": {"ground", "files", "checkpoint"},
+    "verdict": {"ground", "readers", "checkpoint", "checkpoint.df11"},
+    "conversion": {"ground", "host", "files", "readers", "checkpoint", "verdict", "conversion.writing"},
+    "conversion.writing": {"ground", "host", "files", "readers", "checkpoint"},
+    "pinned": {"ground", "host"},
+    "kernels": {"ground", "kernels.jit"},
+    "kernels.jit": set(),
+    "lookup": {"ground", "pinned", "kernels"},
+    "loading": {"ground", "host", "host.shared", "files", "checkpoint", "verdict", "pinned", "kernels", "lookup"},
+    "offloading": {"ground", "host", "checkpoint", "pinned", "kernels", "lookup"},
+    "integrations": {"ground", "lookup", "offloading", "integrations.transformers"},
+    "integrations.transformers": {
+        *("ground", "checkpoint", "verdict", "pinned", "lookup", "loading", "offloading"),
+    },
+    "face": {
+        "ground",
+        "checkpoint",
+        "verdict",
+        "conversion",
+        "pinned",
+        "lookup",
+        "loading",
+        "offloading",
+        "integrations",
+    },
+}
+GROUND = {"errors", "sizes", "dtypes", "tensors", "ggml_types", "_version"}
+WITH_TORCH = {"pinned", "kernels", "kernels.jit", "lookup", "loading", "offloading"}
+WITH_TORCH |= {"integrations", "integrations.transformers"}
 
 
 def modules() -> list[Path]:
-    return sorted(
-        path for path in (ROOT / "ftw").rglob("*.py") if path.name != "__init__.py" or path.parent.name != "ftw"
-    )
+    return sorted((ROOT / "ftw").rglob("*.py"))
 
 
-def room(path: Path) -> str:
-    return path.relative_to(ROOT / "ftw").with_suffix("").parts[0]
+def room_of(name: str) -> str:
+    """Return the room of a module, or of what is imported from one, by its full name."""
+    parts = name.split(".")[1:]
+    if parts and parts[0] in GROUND:
+        return "ground"
+    return next((".".join(parts[:n]) for n in (2, 1) if ".".join(parts[:n]) in ROOMS), "face")
+
+
+def own_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imports_of(path: Path) -> set[str]:
-    """Return the full names that a module imports, wherever in it, but for those that only type checkers see."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []
+    """Return the full names that a module imports, wherever in it, those included that only type checkers see."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -82,18 +80,17 @@ def imports_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_module_imports_only_what_stands_before_it(path: Path) -> None:
-    own = LEVEL[room(path)]
+def test_module_imports_only_rooms_that_its_own_may(path: Path) -> None:
+    own = room_of(own_name(path))
     for name in imports_of(path):
-        parts = name.split(".")
-        if parts[0] == "ftw" and len(parts) > 1 and parts[1] in LEVEL:
-            assert LEVEL[parts[1]] < own or parts[1] == room(path), f"{path} imports {name}"
+        if name.split(".")[0] == "ftw":
+            assert room_of(name) in {own, *ROOMS[own]}, f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_torch_is_imported_only_where_it_belongs(path: Path) -> None:
     foreign = {name.split(".")[0] for name in imports_of(path)} & {"torch", "triton"}
-    assert not foreign or LEVEL[room(path)] >= LEVEL[FIRST_WITH_TORCH]
+    assert not foreign or room_of(own_name(path)) in WITH_TORCH
 
 
 def test_triton_is_imported_by_kernels_alone() -> None:

@@ -49,7 +49,7 @@ def plan_distinct(
     fetch: Launch, ids: torch.Tensor, owners: torch.Tensor, out: torch.Tensor, *, first_id: int
 ) -> list[Launch]:
     """Return the launches that are needed around and with `fetch`, the lookup's, which has been given `owners`."""
-    from ftw.kernels.distinct_triton import elect_kernel, spread_kernel
+    from ftw.kernels.jit.distinct_triton import elect_kernel, spread_kernel
 
     num_ids = ids.numel()
     shape = cut_row(out.nbytes // num_ids, out.data_ptr())

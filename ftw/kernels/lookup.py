@@ -126,7 +126,7 @@ def plan_launch(
     Raises:
         LookupArgumentError: Values that are to be scaled lie at addresses that are not a multiple of their size.
     """
-    from ftw.kernels.lookup_triton import lookup_kernel
+    from ftw.kernels.jit.lookup_triton import lookup_kernel
 
     num_rows, num_columns = table.shape
     element_nbytes = table.element_size()

@@ -203,8 +203,8 @@ def plan_launch(
     owners: torch.Tensor | None = None,
 ) -> Launch:
     """Return the launch that looks up rows of contiguous ids; with `owners` those alone that their positions own."""
-    from ftw.kernels import ggml_decoders_triton
-    from ftw.kernels.packed_lookup_triton import UNITS, packed_lookup_kernel
+    from ftw.kernels.jit import ggml_decoders_triton
+    from ftw.kernels.jit.packed_lookup_triton import UNITS, packed_lookup_kernel
 
     known = ggml_types_by_name()[ggml_type]
     num_rows, row_nbytes = table.shape

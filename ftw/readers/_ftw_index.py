@@ -5,8 +5,9 @@
     shards                                               a list of {"file", "global_off", "nbytes"}
     others                                               kept as they are, at most 2 MiB of text in all
 
-All numbers are below 2^63. It is parsed entry by entry (`ftw.json_stream`). An error in an entry is raised after the
-header was checked, wherever in the file that stands, so that the index of a newer version is refused by its version.
+All numbers are below 2^63. It is parsed entry by entry (`ftw.files.json_stream`). An error in an entry is raised after
+the header was checked, wherever in the file that stands, so that the index of a newer version is refused by its
+version.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
-from ftw.json_stream import JsonStream
+from ftw.files.json_stream import JsonStream
+from ftw.files.strict_json import are_counts, is_count, json_type, open_json_file, shown
 from ftw.readers._tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES, TensorBudget
-from ftw.strict_json import are_counts, is_count, json_type, open_json_file, shown
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:

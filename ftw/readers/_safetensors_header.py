@@ -8,8 +8,8 @@
 
 What the format's own library refuses is refused here, but for a zero written as -0; and besides, a name that occurs
 twice, null metadata, and what no model has: more than 64 dimensions, an entry of more than 1 MiB, and metadata of more
-than 262,144 entries or 8 MiB. The header is parsed window by window (`ftw.json_stream`), and costs what its tensors do,
-which is counted (`ftw.readers._tensor_budget`).
+than 262,144 entries or 8 MiB. The header is parsed window by window (`ftw.files.json_stream`), and costs what its
+tensors do, which is counted (`ftw.readers._tensor_budget`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.dtypes import DTYPES, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
-from ftw.impostors import find_impostor
-from ftw.json_stream import JsonStream
+from ftw.files.impostors import find_impostor
+from ftw.files.json_stream import JsonStream
+from ftw.files.strict_json import MAX_NBYTES, are_counts, json_type, shown
 from ftw.readers._tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES
-from ftw.strict_json import MAX_NBYTES, are_counts, json_type, shown
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ftw.files.weight_file import WeightFile
     from ftw.readers._tensor_budget import TensorBudget
-    from ftw.weight_file import WeightFile
 
 _LENGTH_NBYTES = 8
 _FIRST_NBYTES = 16 << 10  # holds the whole header of most shards of a large checkpoint, which then takes one read

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from ftw.files.weight_file import WeightFile
     from ftw.tensors import Extent, TensorInfo
-    from ftw.weight_file import WeightFile
 
 
 class LeftOut(NamedTuple):

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ftw.errors import CheckpointError, printable
-from ftw.host_memory import align_up
-from ftw.hub import open_named_file
-from ftw.problems import Problems
+from ftw.files.strict_json import shown
+from ftw.hub.hub import open_named_file
 from ftw.readers._ftw_index import ALIGNMENT as ALIGNMENT
 from ftw.readers._ftw_index import FORMAT_NAME as FORMAT_NAME
 from ftw.readers._ftw_index import VERSION as VERSION
@@ -26,16 +25,17 @@ from ftw.readers._ftw_index import is_plain_name, read_ftw_index
 from ftw.readers._safetensors_header import read_safetensors_header
 from ftw.readers._tensor_budget import TensorBudget
 from ftw.readers.base import DerivedFile
-from ftw.strict_json import shown
+from ftw.readers.problems import Problems
+from ftw.sizes import align_up
 from ftw.tensors import Extent
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
+    from ftw.files.weight_file import WeightFile
     from ftw.readers.base import LeftOut
     from ftw.tensors import TensorInfo
-    from ftw.weight_file import WeightFile
 
 INDEX_NAME = "freetoken_weight.json"
 GGUF_METADATA_NAME = "source_metadata.gguf"  # header and key-values of the GGUF that an FTW was made from

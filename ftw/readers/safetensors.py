@@ -16,13 +16,13 @@ from sys import getsizeof
 from typing import TYPE_CHECKING, ClassVar
 
 from ftw.errors import CheckpointError, printable
-from ftw.hub import open_named_file, open_weight_file, prefetch
-from ftw.json_stream import JsonStream
-from ftw.links import leads_out
+from ftw.files.json_stream import JsonStream
+from ftw.files.links import leads_out
+from ftw.files.strict_json import open_json_file, read_json_file, shown
+from ftw.hub.hub import open_named_file, open_weight_file, prefetch
 from ftw.readers._safetensors_header import read_safetensors_header
 from ftw.readers._tensor_budget import KEY_NBYTES, TensorBudget
 from ftw.readers.base import DerivedFile, LeftOut
-from ftw.strict_json import open_json_file, read_json_file, shown
 from ftw.tensors import Extent
 
 if TYPE_CHECKING:

@@ -1,0 +1,372 @@
+"""Checkpoint: an opened checkpoint of any format, read tensor by tensor into memory that the caller owns."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from ftw.checkpoint.config import CONFIG_NAME, ModelConfig, read_model_config
+from ftw.checkpoint.df11.df11 import find_df11_tables
+from ftw.checkpoint.gguf_config import parse_gguf_config
+from ftw.checkpoint.source import locate_source, resolve_source
+from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
+from ftw.files.bulk_read import Part, read_parts
+from ftw.files.links import leads_out
+from ftw.files.strict_json import shown
+from ftw.files.weight_file import WeightFile
+from ftw.host.host_memory import HostMemory
+from ftw.hub.hub import HubPath
+from ftw.readers import open_reader
+from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, find_record, iter_content
+from ftw.readers.gguf.gguf import read_gguf_metadata
+from ftw.sizes import align_up
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    from ftw.checkpoint.df11.df11 import Df11Table
+    from ftw.readers.base import DerivedFile, LeftOut, Reader
+    from ftw.tensors import Extent, TensorInfo
+
+CHUNK_NBYTES = 16 << 20
+_PARALLEL_NBYTES = 2 * CHUNK_NBYTES  # one chunk, cold or warm, a thread alone reads faster (2 cores; 2026-11-30)
+_SWAP_NBYTES = 512 << 10  # at a time, so that a copy stays in the processor's cache
+_NOTHING_TO_DECODE = "--decode-df11 (decode_df11=True): no lookup table is stored as DF11, so none is decoded"
+
+
+class Checkpoint:
+    """An opened checkpoint. Safe to share between threads; it holds no file open between reads.
+
+    Attributes:
+        source: What was opened, as the caller named it.
+        path: Where that lies: a folder or a file on this machine, or a `HubPath`.
+        config: What config.json or a GGUF's metadata say, all None where there are none.
+        decoded: The tensors that each plain table in `tensors` is decoded from, by its name; empty unless that was
+            asked for.
+    """
+
+    def __init__(self, reader: Reader, source: str, path: Path, *, decode_df11: bool = False) -> None:
+        self.source = source
+        self.path = path
+        self.config, self._warnings = _read_config(reader)
+        tables = find_df11_tables(source, reader.tensors, self.config) if decode_df11 else []
+        if decode_df11 and not tables:
+            self._warnings += (_NOTHING_TO_DECODE,)
+        self.decoded: Mapping[str, tuple[str, ...]] = {table.tensor.name: table.part_names for table in tables}
+        self._df11 = {table.tensor.name: table for table in tables}
+        self._tensors = _in_place_of_parts(reader.tensors, tables) if tables else reader.tensors
+        self._reader = reader
+        self._closed = False
+        self._sorted_names: list[str] | None = None
+
+    @property
+    def format(self) -> str:
+        """Name of the format: "ftw", "gguf" or "safetensors"."""
+        return self._reader.format
+
+    @property
+    def folder(self) -> Path:
+        """Folder that holds config.json and the other metadata files."""
+        return self._reader.folder
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it lies on the hub, so that reading its tensors costs requests."""
+        return isinstance(self.path, HubPath)
+
+    @property
+    def files(self) -> tuple[WeightFile, ...]:
+        """Files that hold the weights."""
+        return self._reader.files
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Tensors by name, in the order of their bytes on disk."""
+        return MappingProxyType(self._tensors)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Free key-values of the format."""
+        return self._reader.metadata
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """What lies beside the checkpoint and is not part of it, with the reason."""
+        return self._reader.left_out
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was taken one way and could have been meant another."""
+        return (*self._reader.warnings, *self._warnings)
+
+    @property
+    def derived_files(self) -> tuple[DerivedFile, ...]:
+        """Files that an FTW made from this checkpoint needs, of what the format keeps among its weights."""
+        return self._reader.derived_files()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, padding left out."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End reading; a later read raises `ClosedError`."""
+        self._closed = True
+
+    def read_into(self, name: str, buffer: Any, *, offset: int = 0, num_threads: int | None = None) -> None:
+        """Fill a writable buffer with the bytes of a tensor, from its byte `offset` on.
+
+        The buffer is the caller's: anything with the buffer protocol, as long as the bytes that are wanted. Bytes go
+        from the file straight into it, and from 32 MiB on by `num_threads` parallel reads, around the page cache where
+        that is faster; None takes as many as there are processors, but 6 to 8, and 4 MiB of memory for each. Those of a
+        big-endian GGUF are then rearranged in the buffer, to what a little-endian one would hold. A decoded table
+        takes 8 MiB more while it is read, and one thread. After an error the content of the buffer is undefined.
+
+        Raises:
+            UnknownTensorError: There is no such tensor.
+            CheckpointError: The buffer reaches past the tensor's end, or the file has changed.
+            ClosedError: The checkpoint is closed.
+            OSError: The disk fails; it names the file.
+        """
+        self._check_open()
+        self._read([self._request(name, buffer, offset)], num_threads)
+
+    def read_many(self, requests: Iterable[tuple[str, Any, int]], *, num_threads: int | None = None) -> None:
+        """Fill several buffers, each with the bytes of a tensor from `offset` on, as `read_into` does.
+
+        The threads go from one tensor to the next without a pause. All sizes are checked before the first byte is read.
+
+        Raises:
+            UnknownTensorError: There is no such tensor.
+            CheckpointError: A buffer reaches past its tensor's end, or a file has changed.
+            ClosedError: The checkpoint is closed.
+            OSError: The disk fails; it names the file.
+        """
+        self._check_open()
+        self._read([self._request(*request) for request in requests], num_threads, is_bulk=True)
+
+    def names_below(self, path: str) -> Iterator[str]:
+        """Yield the names of a module's tensors, sorted, without going through all names for each module."""
+        if self._sorted_names is None:
+            self._sorted_names = sorted(self.tensors)
+        start = f"{path}."
+        number = bisect_left(self._sorted_names, start)
+        while number < len(self._sorted_names) and self._sorted_names[number].startswith(start):
+            yield self._sorted_names[number]
+            number += 1
+
+    def extents(self, name: str) -> tuple[Extent, ...]:
+        """Return where the bytes of a tensor lie: runs of `files`, in order; of a decoded one, those of its parts."""
+        names = self.decoded.get(name, (name,))
+        return tuple(extent for part in names for extent in self._reader.extents(self.find_tensor(part)))
+
+    def find_bytes(self, name: str, offset: int, nbytes: int) -> tuple[WeightFile, int] | None:
+        """Return which file holds bytes of a tensor, and from where on.
+
+        None where they lie in several places or on the hub, or are not stored as they are read.
+
+        Raises:
+            UnknownTensorError: There is no such tensor.
+            ClosedError: The checkpoint is closed.
+        """
+        self._check_open()
+        tensor = self.find_tensor(name)
+        if name in self._df11 or self._reader.block_order(tensor) is not None:
+            return None
+        found = list(self._find_stored(tensor, offset, nbytes))
+        if len(found) != 1 or found[0][2] != nbytes:
+            return None
+        file, place, _ = found[0]
+        return (file, place) if isinstance(file, WeightFile) else None
+
+    def find_tensor(self, name: str) -> TensorInfo:
+        """Return one of `tensors`, or of those that one of them is decoded from, which can be read as they are stored.
+
+        Raises:
+            UnknownTensorError: There is no such tensor.
+        """
+        tensor = self._tensors.get(name) or self._reader.tensors.get(name)
+        if tensor is None:
+            problem = f"no tensor '{printable(name)}' among {len(self._tensors)}"
+            raise UnknownTensorError(f"{printable(self.source)}: tensors: {problem}")
+        return tensor
+
+    def iter_chunks(self, name: str, chunk_nbytes: int = CHUNK_NBYTES) -> Iterator[memoryview]:
+        """Yield the bytes of a tensor in order, each time in the same buffer, which the next step overwrites."""
+        nbytes = self.find_tensor(name).nbytes
+        memory = HostMemory(min(chunk_nbytes, nbytes))
+        for offset in range(0, nbytes, chunk_nbytes):
+            view = memory.view()[: nbytes - offset]
+            self.read_into(name, view, offset=offset)
+            yield view
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{printable(self.source)}: checkpoint: is closed")
+
+    def _request(self, name: str, buffer: Any, offset: int) -> tuple[TensorInfo, memoryview, int]:
+        """Check what is asked for against what the tensor has."""
+        tensor, view = self.find_tensor(name), _bytes_of(buffer)
+        if offset < 0 or offset + len(view) > tensor.nbytes:
+            problem = f"bytes {offset} to {offset + len(view)} were asked for, it has {tensor.nbytes}"
+            raise CheckpointError(self.source, name, problem)
+        return tensor, view, offset
+
+    def _read(
+        self, wanted: list[tuple[TensorInfo, memoryview, int]], num_threads: int | None, *, is_bulk: bool = False
+    ) -> None:
+        """Fill views with the bytes of tensors from an offset on, in little-endian order."""
+        stored = [request for request in wanted if request[0].name not in self._df11]
+        parts = [part for request in stored for part in self._stored_parts(*request)]
+        if is_bulk or sum(len(part.view) for part in parts) >= _PARALLEL_NBYTES:
+            read_parts(parts, num_threads=num_threads)
+        else:
+            for part in parts:
+                part.file.read_into(part.offset, part.view)
+        for tensor, view, offset in stored:
+            order = self._reader.block_order(tensor)
+            if order is not None and view:
+                self._rearrange(tensor, view, offset, order)
+        for tensor, view, offset in wanted:
+            if tensor.name in self._df11:
+                self._df11[tensor.name].read_into(view, offset, self._read_stored)
+
+    def _read_stored(self, name: str, view: memoryview, offset: int) -> None:
+        self._read([(self._reader.tensors[name], view, offset)], num_threads=1)
+
+    def _rearrange(self, tensor: TensorInfo, view: memoryview, offset: int, order: tuple[int, ...]) -> None:
+        """Bring stored bytes into little-endian order; a block that the view holds a piece of is read once more."""
+        nbytes, end = len(order), offset + len(view)
+        first, last = align_up(offset, nbytes), end // nbytes * nbytes
+        if first < last:
+            _swap_blocks(view[first - offset : last - offset], order)
+        for start in {offset // nbytes * nbytes, last}:
+            low, high = max(start, offset), min(start + nbytes, end)
+            if 0 < high - low < nbytes:
+                block = bytearray(nbytes)
+                self._read([(tensor, memoryview(block), start)], num_threads=1)
+                view[low - offset : high - offset] = block[low - start : high - start]
+
+    def _stored_parts(self, tensor: TensorInfo, view: memoryview, offset: int) -> Iterator[Part]:
+        """Yield where the bytes of a tensor from `offset` on are stored, as many as the view takes."""
+        done = 0
+        for file, place, nbytes in self._find_stored(tensor, offset, len(view)):
+            yield Part(file, place, view[done : done + nbytes])
+            done += nbytes
+
+    def _find_stored(self, tensor: TensorInfo, offset: int, nbytes: int) -> Iterator[tuple[WeightFile, int, int]]:
+        """Yield where bytes of a tensor are stored, in order: each file, the place in it, and how many lie there."""
+        start = 0
+        for extent in self._reader.extents(tensor):
+            if start >= offset + nbytes:
+                break
+            end = start + extent.nbytes
+            low, high = max(start, offset), min(end, offset + nbytes)
+            if low < high:
+                yield self._reader.files[extent.file], extent.offset + low - start, high - low
+            start = end
+
+
+def _in_place_of_parts(tensors: Mapping[str, TensorInfo], tables: list[Df11Table]) -> Mapping[str, TensorInfo]:
+    """Return tensors with each decoded table where the first of its parts was."""
+    plain = {name: table.tensor for table in tables for name in table.part_names}
+    return {tensor.name: tensor for tensor in (plain.get(name, stored) for name, stored in tensors.items())}
+
+
+def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
+    """Read a GGUF's own metadata, those that an FTW made from one holds a copy of, or config.json; return warnings too.
+
+    A config.json that is a link out of the folder is not read, as a conversion does not copy it.
+    """
+    if reader.format == "gguf":
+        return parse_gguf_config(reader.metadata, reader.files[0].path), ()
+    if isinstance(reader, FtwReader):
+        _check_copy(reader)
+        if reader.gguf_metadata is not None:
+            path = reader.gguf_metadata.path
+            return parse_gguf_config(read_gguf_metadata(path), path), ()
+    if leads_out(reader.folder / CONFIG_NAME, reader.folder):
+        return ModelConfig(), (f"{CONFIG_NAME} is a link that leads out of the folder, and is not read",)
+    return read_model_config(reader.folder), ()
+
+
+def _check_copy(reader: FtwReader) -> None:
+    """Check the copy of a GGUF's metadata against the index, where that records it: a verdict rests on it."""
+    derived = find_record(reader.metadata, "derived")
+    recorded = derived if isinstance(derived, list) else []
+    entries = [entry for entry in recorded if isinstance(entry, dict) and entry.get("name") == GGUF_METADATA_NAME]
+    if len(entries) > 1:
+        problem = f"'{GGUF_METADATA_NAME}' occurs {len(entries)} times, names must be unique"
+        raise CheckpointError(reader.folder / INDEX_NAME, "derived", problem)
+    if not entries:
+        return
+    entry, copy = entries[0], reader.gguf_metadata
+    if copy is None:
+        path = reader.folder / GGUF_METADATA_NAME
+        raise CheckpointError(path, "file", "is missing, the index says that the checkpoint has it")
+    if entry.get("bytes", copy.nbytes) != copy.nbytes:
+        problem = f"is {copy.nbytes} bytes long, the index says {shown(entry['bytes'])}"
+        raise CheckpointError(copy.path, "file", problem)
+    hasher = xxhash.xxh3_64()
+    for piece in iter_content(copy):
+        hasher.update(piece)
+    if hasher.hexdigest() != entry.get("xxh3_64"):
+        problem = f"checksum is {hasher.hexdigest()}, the index says {shown(entry.get('xxh3_64'))}"
+        raise CheckpointError(copy.path, "file", problem)
+
+
+def _bytes_of(buffer: Any) -> memoryview:
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # shapes with a zero in them cannot be cast
+
+
+def _swap_blocks(view: memoryview, order: tuple[int, ...]) -> None:
+    """Bring whole blocks into another order where they lie: byte i of a block from its byte `order[i]`."""
+    import numpy as np
+
+    pairs = [(to, source) for to, source in enumerate(order) if to != source]
+    blocks = np.frombuffer(view, np.uint8).reshape(-1, len(order))
+    step = max(_SWAP_NBYTES // len(order), 1)
+    for start in range(0, len(blocks), step):
+        piece = blocks[start : start + step]
+        old = piece.copy()
+        for to, source in pairs:
+            piece[:, to] = old[:, source]
+
+
+def open_checkpoint(
+    source: str | os.PathLike[str], *, headers_only: bool = False, decode_df11: bool = False
+) -> Checkpoint:
+    """Open a checkpoint: a folder, a weight file, an index file, or a hub id, as "org/name@revision/folder/file".
+
+    Reads headers alone. Use it as a context manager.
+
+    Args:
+        source: What to open.
+        headers_only: Fetch nothing of a hub id: its headers are read where they lie, and so is every tensor that is
+            asked for. Otherwise all that a conversion needs is fetched into huggingface_hub's cache.
+        decode_df11: Show lookup tables that are stored as DF11, token embeddings and per-layer ones, as the plain bf16
+            tables that they decode to, and decode what is read of them. Other modules stay as they are stored.
+
+    Raises:
+        SourceNotFoundError: There is nothing of that name, or nothing that ftw reads in it.
+        CheckpointError: A header, an index or config.json is broken, or a table cannot be decoded: a tensor of it is
+            missing or has a wrong size, or config.json does not tell its shape.
+        ConnectionError: The hub stopped answering.
+    """
+    path = locate_source(source) if headers_only else resolve_source(source)
+    return Checkpoint(open_reader(path), str(source), path, decode_df11=decode_df11)

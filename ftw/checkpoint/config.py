@@ -1,0 +1,137 @@
+"""ModelConfig: what a checkpoint's configuration says of a model, under one name for each fact; and config.json.
+
+The metadata of a GGUF are read by `ftw.checkpoint.checkpoint.gguf_config`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftw.checkpoint.kv_cache import HIDDEN_SIZE, count_kv, first_count
+from ftw.errors import CheckpointError
+from ftw.files.strict_json import read_json_file, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+CONFIG_NAME = "config.json"
+TIE_KEY = "tie_word_embeddings"
+
+# Where a multimodal or an encoder-decoder config keeps its language model, the first that is there counts.
+_TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "generator")
+
+_NUM_LAYERS = ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "n_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A model's configuration; a fact that the checkpoint does not tell is None.
+
+    Attributes:
+        architecture: The first of `architectures`, such as "Qwen3MoeForCausalLM"; GGUF's, such as "qwen3moe".
+        model_type: The family, such as "qwen3_moe"; GGUF's architecture again.
+        text_model_type: The family of the language model inside a multimodal one, else `model_type`.
+        vocab_size: Rows of the token embedding that have a meaning.
+        hidden_size: Width of the residual stream, in elements.
+        num_layers: Decoder layers.
+        num_attention_layers: Those of them that keep keys and values.
+        kv_elements_per_token: Elements that one token adds to the KV caches of all of them.
+        num_experts: Routed experts of one MoE layer.
+        experts_per_token: How many of them one token uses.
+        tie_flag: `tie_word_embeddings` at the top level.
+        text_tie_flag: The same in the language model's own part.
+        has_text_part: Whether there is such a part.
+        is_present: Whether there was a configuration at all.
+        is_gguf: Whether it is a GGUF's, which has no tie flag: there an LM head of its own is stored, or none.
+        has_output_weight: Whether the GGUF that an FTW was made from stored one.
+        num_tokens: Entries of a GGUF's token list.
+        raw: The whole of config.json, or a GGUF's metadata.
+    """
+
+    architecture: str | None = None
+    model_type: str | None = None
+    text_model_type: str | None = None
+    vocab_size: int | None = None
+    hidden_size: int | None = None
+    num_layers: int | None = None
+    num_attention_layers: int | None = None
+    kv_elements_per_token: int | None = None
+    num_experts: int | None = None
+    experts_per_token: int | None = None
+    tie_flag: bool | None = None
+    text_tie_flag: bool | None = None
+    has_text_part: bool = False
+    is_present: bool = False
+    is_gguf: bool = False
+    has_output_weight: bool | None = None
+    num_tokens: int | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Read config.json of a folder; without one, every fact is None.
+
+    Raises:
+        CheckpointError: It is not a JSON object, or a tie flag in it is neither true, false nor null.
+    """
+    path = folder / CONFIG_NAME
+    # A link to nothing is a broken checkpoint, not one without a configuration.
+    if not (path.exists() or path.is_symlink()):
+        return ModelConfig()
+    # Mamba2-type models have an infinite upper bound in theirs, which Python writes as a bare Infinity.
+    return parse_model_config(read_json_file(path, allow_non_finite=True), path)
+
+
+def parse_model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
+    """Build a `ModelConfig` from the content of a config.json, which `path` names in errors.
+
+    Raises:
+        CheckpointError: A tie flag is neither true, false nor null.
+    """
+    text = _text_part(raw)
+    parts = (text, raw) if text is not None else (raw,)
+    architectures = raw.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    num_layers = first_count(parts, _NUM_LAYERS)
+    kv_cache = count_kv(parts, num_layers)
+    return ModelConfig(
+        architecture=architecture if isinstance(architecture, str) else None,
+        model_type=_text_or_none(raw.get("model_type")),
+        text_model_type=_text_or_none(parts[0].get("model_type")),
+        vocab_size=first_count(parts, ("vocab_size",)),
+        hidden_size=first_count(parts, HIDDEN_SIZE),
+        num_layers=num_layers,
+        num_attention_layers=kv_cache.num_layers,
+        kv_elements_per_token=kv_cache.elements_per_token,
+        num_experts=first_count(parts, _NUM_EXPERTS),
+        experts_per_token=first_count(parts, _EXPERTS_PER_TOKEN),
+        tie_flag=_tie_flag(raw, path, TIE_KEY),
+        text_tie_flag=None if text is None else _tie_flag(text, path, f"text_config.{TIE_KEY}"),
+        has_text_part=text is not None,
+        is_present=True,
+        raw=raw,
+    )
+
+
+def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the language model's own part of a composite config, two levels deep (Qwen-Omni's thinker)."""
+    for key in _TEXT_KEYS:
+        part = raw.get(key)
+        if isinstance(part, dict) and part:
+            return _text_part(part) or part
+    return None
+
+
+def _tie_flag(part: Mapping[str, Any], path: Path, subject: str) -> bool | None:
+    flag = part.get(TIE_KEY)
+    if flag is not None and not isinstance(flag, bool):
+        raise CheckpointError(path, subject, f"is {shown(flag)}, true or false is needed")
+    return flag
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

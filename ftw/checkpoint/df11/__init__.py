@@ -1,0 +1,1 @@
+"""Lookup tables that dfloat11 has compressed, shown as the plain tables that they decode to."""

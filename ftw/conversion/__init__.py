@@ -1,0 +1,1 @@
+"""Conversion to FTW, and its verification."""

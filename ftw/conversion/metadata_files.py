@@ -1,0 +1,137 @@
+"""The files of a checkpoint that are no weights: which they are, and copying them.
+
+A folder's files are all taken but weights, in any format, and what version control and download tools leave. Of a
+single file's neighbours only the well-known names are taken, since a folder of downloads may hold anything. A link that
+leads out of the source is not followed, unless it leads into the blobs of the same hub cache entry.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftw.errors import CheckpointError
+from ftw.files.links import stays_inside
+from ftw.host.durable import fsync_folder
+from ftw.readers.base import LeftOut
+from ftw.readers.ftw import INDEX_NAME, OWN_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from ftw.checkpoint.checkpoint import Checkpoint
+
+_WEIGHTS = (
+    "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.ftw",
+    "*.gguf", "*.ggml", "*.h5", "*.hdf5", "*.keras", "*.msgpack", "*.msgpack.index.json", "*.h5.index.json",
+    "*.onnx", "*.onnx_data", "*.onnx.data", "*.ot", "*.pkl", "*.pickle", "*.npz", "*.npy", "*.tflite",
+    "*.mlmodel", "*.llamafile", "*.nemo", "*.engine", "*.distcp",
+)  # fmt: skip
+_DEBRIS = ("*.incomplete", "*.lock", "*.tmp", "*.part", ".DS_Store")
+_DEBRIS_FOLDERS = frozenset({".git", ".cache", "__pycache__", ".ipynb_checkpoints"})
+_MAX_DEPTH = 64  # of folders in folders
+# What may lie beside a weight file and surely belongs to it.
+_WELL_KNOWN = frozenset(
+    """
+    config.json generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json
+    added_tokens.json tokenizer.model spiece.model vocab.json vocab.txt merges.txt chat_template.json
+    chat_template.jinja preprocessor_config.json processor_config.json hf_quant_config.json
+    quantization_config.json
+    """.split()
+)
+
+
+def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...]]:
+    """Return the metadata files, relative to the checkpoint's folder, and what is left out beside the weights."""
+    folder = checkpoint.folder
+    taken = {file.path for file in checkpoint.files}
+    named = {entry.name for entry in checkpoint.left_out if entry.kind == "file"}
+    named |= {file.name for file in checkpoint.derived_files}
+    files: list[Path] = []
+    left_out: list[LeftOut] = []
+    for path in _walk(folder) if checkpoint.path.is_dir() else _well_known(folder):
+        relative = path.relative_to(folder)
+        if path in taken or relative.as_posix() in named or path.name == INDEX_NAME:
+            continue
+        reason = _reason_against(path, folder)
+        if reason is None:
+            files.append(relative)
+        elif not path.name.endswith(".safetensors.index.json"):  # its content is in the FTW's own index
+            left_out.append(LeftOut("file", relative.as_posix(), reason))
+    return tuple(files), tuple(left_out)
+
+
+def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
+    """Copy files, in their folders, from one folder to another, and make them last; no link is written.
+
+    Raises:
+        CheckpointError: One became a link that leads out of the folder, or no regular file, since they were chosen.
+    """
+    for relative in files:
+        destination = target / relative
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with _open_inside(folder / relative, folder) as reading, destination.open("xb") as writing:
+            shutil.copyfileobj(reading, writing)
+            writing.flush()
+            os.fsync(writing.fileno())
+    for inside in sorted({parent for relative in files for parent in relative.parents}):
+        fsync_folder(target / inside)
+
+
+def _open_inside(path: Path, folder: Path) -> BinaryIO:
+    """Open a file of the folder, wherever in it or in its hub cache entry a link leads."""
+    if not stays_inside(path, folder):
+        raise CheckpointError(path, "file", "became a link that leads out of the source")
+    descriptor = os.open(
+        path.resolve(), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    )  # no wait for pipes
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(path, "file", "is not a regular file any more")
+    return os.fdopen(descriptor, "rb")
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, in order, and the folders that are links: they are not entered."""
+    pending = [(folder, 0)]
+    while pending:
+        directory, depth = pending.pop()
+        if depth > _MAX_DEPTH:
+            raise CheckpointError(directory, "folder", f"lies {depth} folders deep, at most {_MAX_DEPTH} are allowed")
+        with os.scandir(directory) as listed:
+            entries = sorted(listed, key=lambda entry: entry.name)
+        entries = [entry for entry in entries if entry.name not in _DEBRIS_FOLDERS or not _is_folder(entry)]
+        inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        yield from (directory / entry.name for entry in entries if not entry.is_dir(follow_symlinks=False))
+        pending += [(directory / name, depth + 1) for name in reversed(inner)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _well_known(folder: Path) -> list[Path]:
+    return [folder / name for name in sorted(_WELL_KNOWN) if os.path.lexists(folder / name)]
+
+
+def _reason_against(path: Path, folder: Path) -> str | None:
+    name = path.name.lower()
+    if OWN_NAMES.fullmatch(path.relative_to(folder).parts[0]):
+        return "a name that the FTW itself uses"
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
+        return "weights in another format, or another copy of them"
+    if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _DEBRIS):
+        return "left by a download"
+    if not path.is_file():
+        return "not a regular file"
+    if path.is_symlink() and not stays_inside(path, folder):
+        return "a link that leads out of the source"
+    return None

@@ -1,0 +1,1 @@
+"""An FTW onto the disk: where everything lies, the buffers, the shards, the index."""

@@ -1,0 +1,65 @@
+"""The index of an FTW, `freetoken_weight.json`, as it is written; `ftw.readers.ftw` reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ftw.dtypes import DTYPES
+from ftw.readers.ftw import ALIGNMENT, FORMAT_NAME, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ftw.conversion.writing.layout import Layout
+    from ftw.tensors import TensorInfo
+
+_NO_CHECKSUM = "0" * 16
+
+
+def iter_index(layout: Layout, checksums: Sequence[str], extra: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield the index in pieces: built whole, that of 100,000 tensors would take 100 MB.
+
+    Args:
+        layout: Tensors and shards.
+        checksums: Of the tensors, in their order.
+        extra: Further keys.
+    """
+    head = {
+        "format": FORMAT_NAME,
+        "version": VERSION,
+        "align": ALIGNMENT,
+        "shard_limit": layout.shard_limit,
+        "total_bytes": layout.total_bytes,
+        **extra,
+    }
+    yield json.dumps(head)[:-1].encode() + b', "tensors": ['
+    for number, (tensor, checksum) in enumerate(zip(layout.tensors, checksums, strict=True)):
+        entry = json.dumps(_tensor_entry(tensor, checksum))
+        yield (f",\n{entry}" if number else f"\n{entry}").encode()
+    shards = [{"file": shard.name, "global_off": shard.offset, "nbytes": shard.nbytes} for shard in layout.shards]
+    yield f'],\n"shards": {json.dumps(shards)}}}\n'.encode()
+
+
+def iter_index_without_checksums(layout: Layout, extra: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield an index of the same length before the first tensor has been read."""
+    return iter_index(layout, [_NO_CHECKSUM] * len(layout.tensors), extra)
+
+
+def _tensor_entry(tensor: TensorInfo, checksum: str) -> dict[str, Any]:
+    optional = {
+        "ggml_type": tensor.ggml_type,
+        "logical_shape": tensor.logical_shape,
+        "role": tensor.role,
+        "placement": tensor.placement,
+        "xxh3_64": checksum,
+    }
+    return {
+        "name": tensor.name,
+        "kind": tensor.kind,
+        "dtype": DTYPES[tensor.dtype].torch_name,
+        "shape": tensor.shape,
+        "global_off": tensor.offset,
+        "nbytes": tensor.nbytes,
+        **{key: value for key, value in optional.items() if value is not None},
+    }

@@ -1,0 +1,137 @@
+"""Layout: where the tensors of an FTW lie in its region, which shards cut the region, in which runs it is written.
+
+region   tensors one after another, each at a multiple of 4096, zeros up to the next one
+shard    a part of the region that is one file
+run      a part of a shard that goes through memory at once, and the pieces of tensors in it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftw.readers.ftw import ALIGNMENT, SHARD_NAME
+from ftw.sizes import align_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ftw.tensors import TensorInfo
+
+DEFAULT_SHARD_LIMIT = 8 << 30
+
+
+class Shard(NamedTuple):
+    """One file of the region; `offset` is where it begins in the region."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+class Piece(NamedTuple):
+    """`nbytes` bytes of a tensor from its byte `offset` on; in the run they begin at its byte `start`."""
+
+    tensor: TensorInfo
+    offset: int
+    start: int
+    nbytes: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the tensor ends with it."""
+        return self.offset + self.nbytes == self.tensor.nbytes
+
+
+class Run(NamedTuple):
+    """Whole blocks of one shard, `nbytes` from its byte `offset` on; what no piece covers is zero."""
+
+    shard: int
+    offset: int
+    nbytes: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything goes: tensors with their offsets in the region, and the shards that cut it."""
+
+    tensors: tuple[TensorInfo, ...]
+    shards: tuple[Shard, ...]
+    shard_limit: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Length of the region, padding included."""
+        return sum(shard.nbytes for shard in self.shards)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, padding left out."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def start_of(self, number: int) -> int:
+        """Return where a tensor begins in the region; of the number after the last, where the region ends."""
+        return self.tensors[number].offset if number < len(self.tensors) else self.total_bytes
+
+    def nbytes_before(self, number: int) -> int:
+        """Return the bytes of the tensors before one, padding left out."""
+        return sum(tensor.nbytes for tensor in self.tensors[:number])
+
+
+def plan_layout(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_LIMIT) -> Layout:
+    """Place tensors one after another, each at a multiple of 4096.
+
+    A tensor that fits into a shard is never split: where it does not fit into the rest of the current one, that shard
+    stays shorter. A larger tensor goes on from where the region is and spans as many shards as it needs.
+
+    Args:
+        tensors: In the order in which they are to lie.
+        shard_limit: The most bytes of one shard, a multiple of 4096.
+    """
+    placed: list[TensorInfo] = []
+    lengths: list[int] = [0]
+    offset = 0
+    for tensor in tensors:
+        padded = align_up(tensor.nbytes, ALIGNMENT)
+        if lengths[-1] and lengths[-1] + padded > shard_limit >= padded:
+            lengths.append(0)
+        placed.append(tensor._replace(offset=offset, shard=""))
+        offset += padded
+        while padded:
+            if lengths[-1] == shard_limit:
+                lengths.append(0)
+            taken = min(padded, shard_limit - lengths[-1])
+            lengths[-1] += taken
+            padded -= taken
+    shards: list[Shard] = []
+    start = 0
+    for number, nbytes in enumerate(lengths if offset else ()):
+        shards.append(Shard(SHARD_NAME.format(number), start, nbytes))
+        start += nbytes
+    return Layout(tuple(placed), tuple(shards), shard_limit)
+
+
+def iter_runs(layout: Layout, run_nbytes: int, first: int = 0) -> Iterator[Run]:
+    """Yield the region in order, from the tensor with the number `first` on, in runs of at most `run_nbytes`.
+
+    Tensors without bytes that nothing follows come last, in a run without bytes.
+    """
+    position, number, done = layout.start_of(first), first, 0
+    for shard_number, shard in enumerate(layout.shards):
+        end = shard.offset + shard.nbytes
+        while position < end:
+            limit = min(position + run_nbytes, end)
+            pieces: list[Piece] = []
+            place = position
+            while place < limit and number < len(layout.tensors):
+                tensor = layout.tensors[number]
+                nbytes = min(tensor.nbytes - done, limit - place)
+                pieces.append(Piece(tensor, done, place - position, nbytes))
+                place, done = align_up(place + nbytes, ALIGNMENT), done + nbytes
+                if pieces[-1].is_last:
+                    number, done = number + 1, 0
+            yield Run(shard_number, position - shard.offset, limit - position, tuple(pieces))
+            position = limit
+    if number < len(layout.tensors):
+        yield Run(0, 0, 0, tuple(Piece(tensor, 0, 0, 0) for tensor in layout.tensors[number:]))

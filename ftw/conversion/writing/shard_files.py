@@ -1,0 +1,111 @@
+"""ShardFiles: the shards of an FTW while they are written, one after another, around the page cache."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ftw.conversion.writing.layout import Layout, Run
+
+_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class ShardFiles:
+    """The shards of a layout in a folder; used by one thread."""
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self._folder = folder
+        self._layout = layout
+        self._shard = -1
+        self._descriptor = -1
+
+    def write(self, run: Run, view: memoryview) -> None:
+        """Write a run. Runs come in order; the first may go on in a shard that an earlier process began.
+
+        Raises:
+            OSError: The disk is full or fails; it names the shard.
+        """
+        if not run.nbytes:
+            return
+        if run.shard != self._shard:
+            self.end_shard()
+            self._shard = run.shard
+            with self._named_errors():
+                self._descriptor = _open(self._path, run.offset)
+        with self._named_errors():
+            _write_all(self._descriptor, view, run.offset)
+
+    def end_shard(self) -> None:
+        """Make the current shard last, and close it."""
+        if self._descriptor >= 0:
+            with self._named_errors():
+                os.fsync(self._descriptor)
+            self.close()
+
+    def close(self) -> None:
+        """Close the current shard as it is."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / self._layout.shards[self._shard].name
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Give errors the current shard's name: calls on a descriptor do not know it."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+
+
+def _open(path: Path, offset: int) -> int:
+    """Open a shard, around the page cache where the file system takes that; keep what it holds before `offset`."""
+    flags = os.O_WRONLY | os.O_CLOEXEC | (0 if offset else os.O_CREAT | os.O_EXCL)
+    try:
+        descriptor = os.open(path, flags | _DIRECT, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        if not offset:
+            path.unlink(missing_ok=True)  # some file systems create the file before they refuse the flag
+        descriptor = os.open(path, flags, 0o644)
+    try:
+        os.ftruncate(descriptor, offset)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(view):
+        try:
+            done += os.pwrite(descriptor, view[done:], offset + done)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _end_direct(descriptor):
+                raise
+
+
+def _end_direct(descriptor: int) -> bool:
+    """Go on through the page cache; return False where that is the way already.
+
+    Some file systems take O_DIRECT at open and refuse the write, and all refuse to go on after a write that a full disk
+    cut inside a block: the buffered one then tells the real reason.
+    """
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    if not flags & _DIRECT:
+        return False
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
+    return True

@@ -1,0 +1,188 @@
+"""FtwWriter: writes the region of an FTW, in its shards, and then its index. See `ftw.readers.ftw` for the format.
+
+Bytes pass through a few page-aligned buffers, a run of the region in each: two threads read, one writes around the page
+cache, and the caller's takes checksums in between. Runs go across tensor borders, so that small tensors cost no write
+of their own. The limit is the disk, which reading and writing share. Work of the processor takes from it, even where
+threads hide it, so each byte is moved at most once, while its checksum is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from ftw.conversion.writing.index_file import iter_index
+from ftw.conversion.writing.layout import iter_runs
+from ftw.conversion.writing.run_reader import buffer_nbytes
+from ftw.conversion.writing.shard_files import ShardFiles
+from ftw.errors import CheckpointError
+from ftw.host.durable import write_atomically
+from ftw.host.host_memory import HostMemory, address_of
+from ftw.host.threads import start_threads
+from ftw.readers.ftw import ALIGNMENT, INDEX_NAME
+from ftw.sizes import align_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+    from types import TracebackType
+
+    from ftw.conversion.writing.layout import Layout, Piece, Run
+    from ftw.tensors import TensorInfo
+
+    ReadRun = Callable[[Run, memoryview], Sequence[int]]
+
+_RUN_NBYTES = 16 << 20
+_NUM_READERS = 2
+_NUM_BUFFERS = _NUM_READERS + 3  # of the runs in the caller's thread and being written, and one that evens out
+_STEP_NBYTES = 256 << 10  # stays in the processor's cache between the move and the checksum
+
+
+class FtwWriter:
+    """Writes the tensors of a layout, in its order, then the index. Use it as a context manager.
+
+    Memory: five buffers of 16 MiB, whatever the size of the checkpoint, and what reading takes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        *,
+        source: str = "source",
+        checksums: Sequence[str] = (),
+        record: Callable[[Sequence[str]], None] | None = None,
+    ) -> None:
+        """Make a writer.
+
+        Args:
+            folder: Where the shards go.
+            layout: What is written; checksums in it are those that the source has of its tensors.
+            source: Its name, for messages.
+            checksums: Of the first tensors, which an earlier process has written; the writer goes on after them.
+            record: Called by another thread, with the checksums of the next tensors whose bytes have been written.
+        """
+        self._folder = folder
+        self._layout = layout
+        self._source = source
+        self._checksums = list(checksums)
+        self._record = record
+        self._shards = ShardFiles(folder, layout)
+        self._buffers = [HostMemory(buffer_nbytes(_RUN_NBYTES)) for _ in range(_NUM_BUFFERS)]
+        self._writes: list[Future[None] | None] = [None] * _NUM_BUFFERS
+        self._has_failed = False
+        (self._writer,) = start_threads(1, "ftw-write")
+        self._readers = start_threads(_NUM_READERS, "ftw-read")
+
+    def __enter__(self) -> FtwWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        while True:
+            try:  # what has a checksum is written: the next conversion may go on from it
+                for reader in self._readers:
+                    reader.shutdown(wait=True, cancel_futures=True)
+                self._writer.shutdown(wait=True)
+                break
+            except KeyboardInterrupt:  # once more: drop what waits, but nothing may be written after this
+                self._has_failed = True
+        self._shards.close()
+
+    def write(self, read: ReadRun, progress: Callable[[int], None] | None = None) -> None:
+        """Write all tensors, and make their shards last.
+
+        Args:
+            read: Reads a run into a buffer and returns where in it each piece lies, as `RunReader.read` does; called by
+                two threads.
+            progress: Called with the bytes of tensors that have been read, after each run of at most 16 MiB.
+
+        Raises:
+            CheckpointError: A tensor of the layout has a checksum, and what was read has another.
+            OSError: The disk is full or fails; it names the shard.
+        """
+        hasher = xxhash.xxh3_64()
+        reading: deque[tuple[Run, int, Future[Sequence[int]]]] = deque()
+
+        def pass_on() -> None:
+            run, buffer, places = reading.popleft()
+            view = self._buffers[buffer].view()
+            ended = self._finish_pieces(run, view, places.result(), hasher)
+            self._checksums += ended
+            self._writes[buffer] = self._writer.submit(self._write, run, view[: run.nbytes], ended)
+            if progress:
+                progress(sum(piece.nbytes for piece in run.pieces))
+
+        for number, run in enumerate(iter_runs(self._layout, _RUN_NBYTES, len(self._checksums))):
+            buffer = number % _NUM_BUFFERS
+            reader = self._readers[number % len(self._readers)]
+            reading.append((run, buffer, reader.submit(self._read, read, run, buffer)))
+            if len(reading) > _NUM_READERS:
+                pass_on()
+        while reading:
+            pass_on()
+        for buffer in range(_NUM_BUFFERS):
+            self._wait(buffer)
+        self._shards.end_shard()
+
+    def finish(self, extra: dict[str, Any]) -> None:
+        """Write the index under its name, once all tensors have been written; `extra` holds its further keys."""
+        write_atomically(self._folder / INDEX_NAME, iter_index(self._layout, self._checksums, extra))
+
+    def _read(self, read: ReadRun, run: Run, buffer: int) -> Sequence[int]:
+        self._wait(buffer)
+        return read(run, self._buffers[buffer].view())
+
+    def _finish_pieces(self, run: Run, view: memoryview, places: Sequence[int], hasher: xxhash.xxh3_64) -> list[str]:
+        """Bring pieces to their places, take checksums, pad the tensors that end; return the checksums of those."""
+        ended: list[str] = []
+        for piece, place in zip(run.pieces, places, strict=True):
+            _move_and_hash(piece, view, place, hasher)
+            if piece.is_last:
+                self._check(piece.tensor, hasher.hexdigest())
+                ended.append(hasher.hexdigest())
+                hasher.reset()
+                end = piece.start + piece.nbytes
+                padded = align_up(end, ALIGNMENT)
+                view[end:padded] = bytes(padded - end)
+        return ended
+
+    def _check(self, tensor: TensorInfo, checksum: str) -> None:
+        """Hold a tensor against the checksum that its source has of it: a new one would hide what is wrong."""
+        if tensor.xxh3_64 not in (None, checksum):
+            problem = f"checksum of what was read is {checksum}, its index says {tensor.xxh3_64}"
+            raise CheckpointError(self._source, tensor.name, problem)
+
+    def _wait(self, buffer: int) -> None:
+        write, self._writes[buffer] = self._writes[buffer], None
+        if write is not None:
+            write.result()
+
+    def _write(self, run: Run, view: memoryview, ended: list[str]) -> None:
+        if self._has_failed:  # `record` would leave a gap
+            return
+        try:
+            self._shards.write(run, view)
+            if self._record and ended:
+                self._record(ended)
+        except BaseException:
+            self._has_failed = True
+            raise
+
+
+def _move_and_hash(piece: Piece, view: memoryview, place: int, hasher: xxhash.xxh3_64) -> None:
+    """Move a piece from `place`, which lies behind its start, to there, and take its bytes into the checksum."""
+    end = piece.start + piece.nbytes
+    if place == piece.start:
+        hasher.update(view[place:end])
+        return
+    address, shift = address_of(view), place - piece.start
+    for start in range(piece.start, end, _STEP_NBYTES):
+        step = view[start : min(start + _STEP_NBYTES, end)]
+        ctypes.memmove(address + start, address + start + shift, len(step))
+        hasher.update(step)

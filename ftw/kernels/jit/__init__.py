@@ -1,0 +1,1 @@
+"""Triton's kernels alone, without checks; `ftw.kernels` launches them."""

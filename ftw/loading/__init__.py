@@ -1,0 +1,1 @@
+"""Loading: lookup tables into page-locked memory, other tensors to the device."""

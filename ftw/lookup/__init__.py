@@ -1,0 +1,1 @@
+"""A lookup table as a module: rows for ids, from wherever the table lies."""

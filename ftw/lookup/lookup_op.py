@@ -1,0 +1,125 @@
+"""The operator `ftw::lookup`: a lookup that a compiler sees as one opaque step.
+
+    ftw::lookup(Tensor ids, int handle, SymInt first_column, SymInt columns, ScalarType dtype)
+        -> Tensor [ids.shape, columns]
+
+The table is no input of it: of a page-locked tensor among its inputs inductor would make a copy, and no CUDA graph. The
+operator takes the number of a live table instead. Which numbers are live is state of the whole process, as torch's
+own table of operators is. The rows depend on nothing but ids and table, so it may be dropped or done once for two; the
+counts of hot rows then miss those lookups, and no row is different for it.
+
+Columns may be symbols, so one graph serves all layers. The handle is a constant: each table compiles the frame that it
+is looked up in once more, and torch takes 8 such (`torch._dynamo.config.recompile_limit`). An exported program would
+carry it to where it is another table's, so export is refused.
+
+It is for compiled code, and for ids that a tracer works with: in eager mode the way through torch's dispatcher costs
+33 µs a call where the kernel itself costs 9 (H200, 2026-11-29), and eager calls go straight.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ftw.errors import ClosedError, LookupArgumentError, printable
+from ftw.kernels.arguments import make_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_count_modes = torch._C._len_torch_dispatch_stack
+_find_transform = torch._C._functorch.peek_interpreter_stack
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+class LooksUp(Protocol):
+    """What the operator needs of a table: `ftw.lookup.held_table.HeldTable`."""
+
+    name: str
+
+    def look_up(self, ids: torch.Tensor, columns: tuple[int, int]) -> torch.Tensor:
+        """Return these columns, `(start, length)`, of the rows of `ids`."""
+
+
+_live: weakref.WeakValueDictionary[int, LooksUp] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+def register(table: LooksUp) -> int:
+    """Return the handle by which the operator finds a table for as long as that one lives."""
+    handle = next(_numbers)
+    _live[handle] = table
+    return handle
+
+
+def is_traced(ids: torch.Tensor) -> bool:
+    """Whether ids are no numbers to be read now: fake ones, or those that a tracer or a transform works with."""
+    return (
+        (type(ids) is not torch.Tensor and type(ids).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
+        or _count_modes() > 0
+        or _find_transform() is not None
+    )
+
+
+def compiled_lookup(
+    name: str,
+    ids: torch.Tensor,
+    handle: int,
+    columns: tuple[int, int],
+    dtype: torch.dtype,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Look columns, `(start, length)`, of rows up by the operator, which is what compilers and tracers see.
+
+    Raises:
+        LookupArgumentError: It is to be exported, or `out` is not what the rows need.
+    """
+    rows: torch.Tensor = torch.ops.ftw.lookup(ids, handle, *columns, dtype)
+    return rows if out is None else make_out(printable(name), ids, columns[1], dtype, out).copy_(rows)
+
+
+def _lookup(ids: torch.Tensor, handle: int, first_column: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    table = _live.get(handle)
+    if table is None:
+        raise ClosedError(f"table {handle}: is gone, compiled code that looks rows up in it must not outlive it")
+    rows = table.look_up(ids, (first_column, columns))
+    if rows.dtype != dtype:
+        raise LookupArgumentError(f"table {handle}: dtype: found {dtype}, lookups in it give {rows.dtype}")
+    return rows
+
+
+def _fake_lookup(
+    ids: torch.Tensor,
+    handle: int,
+    first_column: int,  # noqa: ARG001
+    columns: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    if _is_exporting():  # asked here, where nothing is traced: torch 2.11 says yes to whom it compiles
+        name = printable(_live[handle].name) if handle in _live else f"table {handle}"
+        problem = "found torch.export, which cannot take the table along; torch.compile is what lookups go with"
+        raise LookupArgumentError(f"{name}: export: {problem}")
+    return ids.new_empty((*ids.shape, columns), dtype=dtype)
+
+
+def _map_lookup(
+    info: Any,  # noqa: ARG001
+    in_dims: tuple[int | None, ...],
+    ids: torch.Tensor,
+    *arguments: Any,
+) -> tuple[torch.Tensor, int]:
+    ids = ids.movedim(in_dims[0] or 0, 0)  # never None: of the arguments only the ids are mapped
+    return torch.ops.ftw.lookup(ids, *arguments), 0
+
+
+torch.library.define(
+    "ftw::lookup",
+    "(Tensor ids, int handle, SymInt first_column, SymInt columns, ScalarType dtype) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.impl("ftw::lookup", ("cpu", "cuda"), _lookup)
+torch.library.register_fake("ftw::lookup", _fake_lookup)
+torch.library.register_vmap("ftw::lookup", _map_lookup)

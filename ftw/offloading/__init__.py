@@ -1,0 +1,1 @@
+"""Tables that are on the GPU already go to host memory."""

@@ -1,0 +1,210 @@
+"""Which modules of a model hold its lookup tables, and how all of them leave the GPU.
+
+token, per-layer and n-gram embeddings, by their names         move, whatever their size
+positions, segments, times, codebooks and such, by their names stay: they are read at every step, or as a whole
+other embeddings of at least a MiB that only look rows up      move
+the rest                                                       stays
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ftw.checkpoint.names import (
+    TOKEN_EMBEDDING,
+    StoredModule,
+    find_other_tables,
+    find_token_embeddings,
+    is_steady_table,
+)
+from ftw.errors import NotEligibleError, printable
+from ftw.lookup.embedding import HostEmbedding
+from ftw.lookup.hot_rows import count_slots
+from ftw.offloading.offloader import check_room, make_move, plan_move
+from ftw.offloading.table_modules import find_table, is_table_module
+from ftw.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+
+    from ftw.offloading.offloader import Move
+
+    # Makes what takes a module's place of what looks its rows up; the last argument is the size of the hot rows.
+    Wrap = Callable[["ModelTable", HostEmbedding, int | str | None], HostEmbedding]
+
+_STAYING_ROLES = frozenset({"position_embedding", "token_type_embedding"})
+_MIN_NBYTES = 1 << 20  # of a table whose name tells nothing
+
+
+class ModelTable(NamedTuple):
+    """A module that holds a lookup table: its path in the model, and its role, empty where its name does not tell."""
+
+    path: str
+    module: nn.Module
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadedModel:
+    """What became of the lookup tables of a model.
+
+    Attributes:
+        tables: Those that left the GPU, by the path of their module, whose place they have taken.
+        left: Why others stay, by the path of their module.
+    """
+
+    tables: Mapping[str, HostEmbedding]
+    left: Mapping[str, str]
+
+    @property
+    def freed_bytes(self) -> int:
+        """VRAM that came back, by the driver's count."""
+        return sum(table.memory.freed_bytes for table in self.tables.values() if table.memory is not None)
+
+    def close(self) -> None:
+        """Give the host memory of all tables back; the model cannot look tokens up any more."""
+        with contextlib.ExitStack() as stack:  # whatever one of them runs into, the others are closed
+            for table in self.tables.values():
+                stack.callback(table.close)
+
+
+def find_model_tables(model: nn.Module) -> list[ModelTable]:
+    """Return all modules below a model that may hold a lookup table, each once, in its order."""
+    modules = {path: module for path, module in model.named_modules() if path and is_table_module(module)}
+    tokens = {found.path for found in find_token_embeddings([f"{path}.weight" for path in modules])}
+    return [
+        ModelTable(path, module, TOKEN_EMBEDDING if path in tokens else _other_role(path))
+        for path, module in modules.items()
+    ]
+
+
+def offload_tables(
+    model: nn.Module,
+    tables: list[ModelTable],
+    *,
+    device: torch.device | str | None,
+    max_pinned_bytes: int | None,
+    hot_bytes: int | str | None,
+    strict: bool,
+    is_scaled: Callable[[nn.Module], bool] | None = None,
+    wrap: Wrap | None = None,
+) -> OffloadedModel:
+    """Move tables of a model to host memory and put what looks them up into their modules' places.
+
+    All are checked before the first one moves. One that the driver then refuses to page-lock ends the work: tables that
+    have moved before stay moved, in a model that works.
+
+    Args:
+        model: What they are of.
+        tables: What `find_model_tables` found, in this order.
+        device: Whose kernels read them; None for each table's own.
+        max_pinned_bytes: Page-locked bytes that they may bring the process to.
+        hot_bytes: Of the hot rows of a token embedding.
+        strict: Refuse a model of which a table that should move may not, instead of leaving that table.
+        is_scaled: Whether a module scales its rows, which `wrap` takes care of; None where none does.
+        wrap: Makes what takes a module's place; None for what looks its rows up.
+
+    Raises:
+        NotEligibleError: A table may not move, or there is none.
+        PinError: They don't fit into host memory or the limit, or the driver refused.
+        LookupArgumentError: `hot_bytes` is no size.
+    """
+    count_slots("offload", torch.empty(0, 1), None, hot_bytes)  # before the first table moves
+    moves: dict[str, Move] = {}
+    left = _tables_on_host(model)
+    for table in tables:
+        reason = _why_staying(table, is_scaled)
+        if reason:
+            left[table.path] = reason
+            continue
+        hot = hot_bytes if wrap is None and table.role == TOKEN_EMBEDDING else None
+        try:
+            own = {"hot_bytes": hot}
+            move = plan_move(table.module, parameter=_parameter_of(table, is_scaled), name=None, device=device, own=own)
+            _check_is_whole(table, move)
+            moves[table.path] = move
+        except NotEligibleError as error:
+            if strict:
+                raise
+            left[table.path] = str(error)
+    if not moves and strict:
+        raise NotEligibleError(_no_table(model, left))
+    check_room(moves.values(), max_pinned_bytes)
+    moved: dict[str, HostEmbedding] = {}
+    for table in tables:
+        if table.path in moves:
+            hot = hot_bytes if table.role == TOKEN_EMBEDDING else None
+            embedding = make_move(moves[table.path], wrap and partial(_wrap, wrap, table, hot))
+            replace_module(model, table.path, embedding)
+            moved[table.path] = embedding
+    return OffloadedModel(moved, left)
+
+
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module into the place that a path tells."""
+    parent, _, name = path.rpartition(".")
+    module.train(model.get_submodule(path).training)
+    setattr(model.get_submodule(parent), name, module)
+
+
+def _wrap(wrap: Wrap, table: ModelTable, hot: int | str | None, host: HostEmbedding) -> HostEmbedding:
+    return wrap(table, host, hot)
+
+
+def _tables_on_host(model: nn.Module) -> dict[str, str]:
+    """Return why tables stay that have left the GPU before."""
+    paths = [path for path, module in model.named_modules() if path and isinstance(module, HostEmbedding)]
+    return {path: f"{printable(path)}: table: has been offloaded already" for path in paths}
+
+
+def _check_is_whole(table: ModelTable, move: Move) -> None:
+    """Check that no ranks have to sum what a lookup returns, as nobody would in the module's place."""
+    num_ids = getattr(table.module, "org_vocab_size", None)
+    if move.table.vocab_range not in (None, (0, num_ids)):
+        start, length = move.table.vocab_range or (0, 0)
+        problem = f"holds the ids {start} to {start + length - 1} of {num_ids}, and its forward sums over the ranks"
+        raise NotEligibleError(
+            f"{printable(move.name)}: module: {problem}; offload the module itself, and sum yourself"
+        )
+
+
+def _other_role(path: str) -> str:
+    """Return the role of a module that is no token embedding; of a tower of other senses, too."""
+    beside = StoredModule(f"{path.rpartition('.')[0]}.", {})
+    return next((role for role, _ in find_other_tables([f"{path}.weight"], [beside])), "")
+
+
+def _why_staying(table: ModelTable, is_scaled: Callable[[nn.Module], bool] | None) -> str:
+    """Return why a table should not move at all; empty where it should, if it may."""
+    if table.role in _STAYING_ROLES:
+        return f"{printable(table.path)}: table: is a {table.role.replace('_', ' ')}, which is read at every step"
+    if table.role:
+        return ""
+    subject = printable(table.path)
+    if is_steady_table(table.path):
+        return f"{subject}: table: is by its name one of positions, kinds or codes, which is read at every step"
+    try:
+        tensor = find_table(table.module, _parameter_of(table, is_scaled), subject).tensor
+    except NotEligibleError as error:
+        return str(error)
+    if tensor.nbytes < _MIN_NBYTES:
+        return f"{subject}: table: has {format_size(tensor.nbytes)}, less than the {format_size(_MIN_NBYTES)} that move"
+    return ""
+
+
+def _parameter_of(table: ModelTable, is_scaled: Callable[[nn.Module], bool] | None) -> str | None:
+    """Return which parameter is the table of a module that scales its rows; None where it only looks them up."""
+    return "weight" if is_scaled is not None and is_scaled(table.module) else None
+
+
+def _no_table(model: nn.Module, left: Mapping[str, str]) -> str:
+    count = f"{len(left)} embeddings stay, such as" if len(left) > 1 else "its one embedding stays:"
+    found = f"{count} {next(iter(left.values()))}" if left else "it holds no nn.Embedding or VocabParallelEmbedding"
+    return f"{type(model).__name__}: tables: none to move: {found}"

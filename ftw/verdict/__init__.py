@@ -1,0 +1,1 @@
+"""May a lookup table leave the GPU, why, and what that gains."""

@@ -1,0 +1,66 @@
+"""Placement: which lookup tables go to host memory, by what the caller asked for and what the verdict allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from ftw.errors import NotEligibleError, printable
+
+if TYPE_CHECKING:
+    from ftw.verdict.verdict import TableVerdict, Verdict
+
+Embed = Literal["host", "gpu", "auto"]
+EMBED_CHOICES: tuple[str, ...] = get_args(Embed)
+# Position and token-type tables stay: a few MiB at most, and read at every step.
+MOVED_ROLES = frozenset({"token_embedding", "per_layer_embedding", "ngram_embedding"})
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the lookup tables go.
+
+    Attributes:
+        placement: "host" or "gpu", of the token embedding.
+        host_tables: Those that go to host memory; with "auto" others than the token embedding may, where that may not.
+        reason: Why the token embedding is where it is, for people.
+    """
+
+    placement: str
+    host_tables: tuple[TableVerdict, ...]
+    reason: str
+
+
+def plan_placement(verdict: Verdict, embed: str, source: str) -> Placement:
+    """Decide where the tables of a checkpoint go.
+
+    Args:
+        verdict: What may leave the GPU.
+        embed: "host" insists, "auto" does it where it is allowed, "gpu" leaves everything there.
+        source: The checkpoint's name, for messages.
+
+    Raises:
+        NotEligibleError: "host" was asked for, and the token embedding may not leave the GPU.
+        ValueError: `embed` is none of the three.
+    """
+    if embed not in EMBED_CHOICES:
+        raise ValueError(f"embed is {embed!r}, allowed are {', '.join(EMBED_CHOICES)}")
+    if embed == "gpu":
+        return Placement("gpu", (), "embed='gpu' leaves every table on the GPU")
+    table = verdict.token_embedding
+    moved = moving_tables(verdict)
+    if table.eligible:
+        return Placement("host", moved, table.detail)
+    if embed == "auto":
+        return Placement("gpu", moved, table.detail)
+    raise NotEligibleError(f"{refusal(table, source, table.detail)}; embed 'gpu' or 'auto' leaves it on the GPU")
+
+
+def moving_tables(verdict: Verdict) -> tuple[TableVerdict, ...]:
+    """Return the tables that move to host memory where they may."""
+    return tuple(table for table in verdict.eligible_tables if table.role in MOVED_ROLES)
+
+
+def refusal(table: TableVerdict, source: str, why: str) -> str:
+    """Return the line that says why something cannot be done with a table of a checkpoint."""
+    return f"{printable(source)}: {printable(table.name) or 'token embedding'}: {printable(why)}"

@@ -1,0 +1,83 @@
+"""TensorEquality: do two tensors of a checkpoint have the same bytes? However many are compared, each is read twice.
+
+Two tensors that differ mostly do so in their first 64 KiB, of which a digest is kept. What is alike there is compared
+up to the first chunk that differs, the first time; a tensor that is compared again is read once more, whole, for a
+digest that is kept too. So the work grows with the tensors, not with their pairs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import xxhash
+
+if TYPE_CHECKING:
+    from ftw.checkpoint.checkpoint import Checkpoint
+
+_FIRST_CHUNK_NBYTES = 64 << 10  # two tensors that differ mostly differ here
+_CHUNK_NBYTES = 4 << 20  # of each, and a copy of it
+_NUM_SAMPLES = 16  # of as many bytes, that are compared of tensors on the hub
+
+
+class TensorEquality:
+    """Compares tensors of one checkpoint, and remembers digests of those that it has read."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._first: dict[str, bytes] = {}
+        self._whole: dict[str, bytes] = {}
+        self._compared: set[str] = set()
+
+    def is_equal(self, name: str, other_name: str) -> bool:
+        """Tell whether two tensors have the same type, shape and bytes.
+
+        Of large tensors on the hub, only the first 64 KiB and 16 samples of as much are compared: two weights of a
+        model that are not copies differ there.
+        """
+        left, right = self._checkpoint.find_tensor(name), self._checkpoint.find_tensor(other_name)
+        if not left.is_alike(right):
+            return False
+        if left.xxh3_64 and right.xxh3_64 and left.xxh3_64 != right.xxh3_64:
+            return False
+        if self._digest_of_first(name) != self._digest_of_first(other_name):
+            return False
+        if left.nbytes <= _FIRST_CHUNK_NBYTES:
+            return True
+        is_known = not self._compared.isdisjoint((name, other_name))
+        self._compared.update((name, other_name))
+        is_sampled = self._checkpoint.is_remote and left.nbytes > (_NUM_SAMPLES + 1) * _FIRST_CHUNK_NBYTES
+        if is_known or is_sampled:
+            return self._digest(name, is_sampled=is_sampled) == self._digest(other_name, is_sampled=is_sampled)
+        chunks = (self._checkpoint.iter_chunks(tensor, _CHUNK_NBYTES) for tensor in (name, other_name))
+        return all(bytes(mine) == bytes(theirs) for mine, theirs in zip(*chunks, strict=True))
+
+    def _digest_of_first(self, name: str) -> bytes:
+        if name not in self._first:
+            first = bytearray(min(_FIRST_CHUNK_NBYTES, self._checkpoint.find_tensor(name).nbytes))
+            self._checkpoint.read_into(name, first)
+            self._first[name] = xxhash.xxh3_128_digest(first)
+        return self._first[name]
+
+    def _digest(self, name: str, *, is_sampled: bool) -> bytes:
+        if name not in self._whole:
+            hasher = xxhash.xxh3_128()
+            pieces = self._samples(name) if is_sampled else self._checkpoint.iter_chunks(name, _CHUNK_NBYTES)
+            for piece in pieces:
+                hasher.update(piece)
+            self._whole[name] = hasher.digest()
+        return self._whole[name]
+
+    def _samples(self, name: str) -> list[bytearray]:
+        """Read samples that are spread evenly, the last of them at the end."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        last = self._checkpoint.find_tensor(name).nbytes - _FIRST_CHUNK_NBYTES
+
+        def read_at(offset: int) -> bytearray:
+            sample = bytearray(_FIRST_CHUNK_NBYTES)
+            self._checkpoint.read_into(name, sample, offset=offset)
+            return sample
+
+        with ThreadPoolExecutor(_NUM_SAMPLES) as pool:
+            offsets = [last * number // _NUM_SAMPLES for number in range(1, _NUM_SAMPLES + 1)]
+            return list(pool.map(read_at, offsets))

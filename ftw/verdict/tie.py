@@ -1,0 +1,276 @@
+"""Whether the LM head and a token embedding are one weight: what config.json claims, and what the tensors show.
+
+    head stored   bytes     the flag claims  outcome
+    no            -         anything         tied, unless the architecture has no LM head
+    yes           equal     tied             tied, stored twice
+    yes           equal     untied           untied, a note
+    yes           differ    tied             conflict: transformers 4 shares the weights, transformers 5 does not
+    yes           differ    untied           untied
+
+A GGUF has no flag, and its readers take the LM head from `output.weight` where that is stored: then it is untied, with
+equal bytes too.
+
+Of several stored heads a copy of the table counts, else the first. One with fewer than half as many rows as the table
+is a classifier's, and no LM head. Without a config.json the tensors alone are evidence, and nothing is called untied.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftw.checkpoint.config import TIE_KEY
+from ftw.verdict import families
+
+if TYPE_CHECKING:
+    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.checkpoint.config import ModelConfig
+    from ftw.checkpoint.names import StoredModule
+    from ftw.verdict.tensor_equality import TensorEquality
+
+
+GGUF_TABLE, _GGUF_HEAD = "token_embd", "output"
+
+
+class Claim(NamedTuple):
+    """What config.json claims about the tie: by transformers 5, by transformers 4, and whether a flag in it says so."""
+
+    v5: bool
+    v4: bool
+    contradicts_two_weights: bool
+    evidence: tuple[str, ...]
+
+
+class Tie(NamedTuple):
+    """Outcome for one table: `value` is None where the evidence does not tell.
+
+    `reason` is what a verdict makes of it: "ok", "tied" (or perhaps tied), or "tie_conflict", the fourth row above.
+    """
+
+    value: bool | None
+    reason: str
+    evidence: tuple[str, ...]
+    detail: str
+
+
+# Tables that no LM head shares: one whose rows are looked up, and one that the model reads as a head would.
+NOT_SHARED = Tie(False, "ok", (), "read row by row, and no LM head shares it")
+READ_WHOLE = Tie(False, "tied", (), "read whole, as an LM head would: the model computes with all of it")
+
+
+def read_claim(config: ModelConfig) -> Claim:
+    """Read what a configuration claims about the tie, an absent flag by its family's default."""
+    model_type, text_type = config.model_type, config.text_model_type
+    top, text = config.tie_flag, config.text_tie_flag
+    top_or_default = _default(model_type, unknown=False) if top is None else top
+    text_or_default = _default(text_type, unknown=False) if text is None else text
+    if model_type in families.FLAG_FORCED:
+        v5 = True
+    elif model_type in families.FLAG_WITHOUT_EFFECT:
+        v5 = False
+    elif model_type in families.FLAG_IN_TEXT and config.has_text_part:
+        v5 = text_or_default
+    elif model_type in families.FLAG_AT_TOP_OR_IN_TEXT and config.has_text_part:
+        v5 = top_or_default or text_or_default
+    else:
+        v5 = top_or_default
+    inner, inner_type = (text, text_type) if config.has_text_part else (top, model_type)
+    v4 = _default(inner_type, unknown=True) if inner is None else inner
+    if model_type in families.NEVER_TIED:
+        v4 = False
+    if top is None:
+        contradicts = v4 and (v5 or text is not None)
+    elif model_type in families.FLAG_FORCED:  # there, false says that head and table are two weights
+        contradicts = top
+    else:
+        contradicts = v5 or (top and v4)
+    return Claim(v5, v4, contradicts, _claim_evidence(config))
+
+
+def judge_tie(
+    checkpoint: Checkpoint,
+    table: StoredModule,
+    tables: list[StoredModule],
+    heads: list[StoredModule],
+    equality: TensorEquality,
+) -> Tie:
+    """Decide whether `table` and the LM head are one weight, from the flag, the names and, where needed, the bytes.
+
+    `tables` are all token embeddings; `equality` remembers what it has read of the checkpoint for another of them.
+    """
+    tie = _judge_shared(checkpoint, table, tables, heads, equality)
+    if tie.reason == "ok" and is_read_whole(checkpoint.config, table):
+        return READ_WHOLE._replace(value=tie.value, evidence=tie.evidence)
+    return tie
+
+
+def is_read_whole(config: ModelConfig, table: StoredModule) -> bool:
+    """Tell whether a model computes with a whole table besides looking rows up in it."""
+    if config.model_type == "ibert":  # quantised, it takes the least and the greatest of all elements first
+        return config.raw.get("quant_mode") is True
+    return config.model_type in families.DECODER_TABLE_READ_WHOLE and "decoder" in table.path.split(".")
+
+
+def _judge_shared(
+    checkpoint: Checkpoint,
+    table: StoredModule,
+    tables: list[StoredModule],
+    heads: list[StoredModule],
+    equality: TensorEquality,
+) -> Tie:
+    config = checkpoint.config
+    heads = [head for head in heads if head.path != table.path]
+    if config.is_gguf:
+        return _judge_gguf(checkpoint, table, heads, equality)
+    claim = read_claim(config)
+    if _is_encoders_alone(checkpoint, table, tables, claim, equality):
+        beside = (*claim.evidence, "the decoder's table has other bytes")
+        return Tie(False, "ok", beside, "untied: the LM head can share the decoder's table, and this is the encoder's")
+    # A classifier's or a pooler's `head` must not pass for the one that shares the table.
+    heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head, _least_share(config, claim, head))]
+    if not heads:
+        return _judge_without_head(config, claim)
+    copy = next((head for head in heads if _equal_modules(checkpoint, table, head, equality)), None)
+    equal, head = copy is not None, copy or heads[0]
+    name = head.tensors.get("weight") or next(iter(head.tensors.values()))
+    evidence: tuple[str, ...] = (*claim.evidence, f"tensor:{name}")
+    if equal or claim.contradicts_two_weights or not config.is_present:
+        evidence = (*evidence, "bytes:equal" if equal else "bytes:differ")
+    if equal and (claim.v5 or claim.v4 or not config.is_present):
+        nbytes = sum(checkpoint.tensors[tensor].nbytes for tensor in head.tensors.values())
+        return Tie(True, "tied", evidence, f"tied to the LM head; {name} is an identical copy of {nbytes} bytes")
+    if equal:
+        return Tie(False, "ok", evidence, f"untied: config says {TIE_KEY}=false, though {name} holds the same bytes")
+    if claim.contradicts_two_weights and config.is_present and _could_be_shared(checkpoint, table, head):
+        detail = f"a tie is claimed by {', '.join(claim.evidence)}, but {name} is stored with other bytes"
+        return Tie(None, "tie_conflict", evidence, detail)
+    if not config.is_present:
+        return Tie(
+            None, "ok", evidence, f"{name} is stored with other bytes, and there is no config.json to claim a tie"
+        )
+    return Tie(False, "ok", evidence, f"untied: {_claim_words(config)} and {name} is stored")
+
+
+def _judge_without_head(config: ModelConfig, claim: Claim) -> Tie:
+    if families.is_headless(config.architecture, config.model_type):
+        headless = (f"architecture:{config.architecture}", "no LM head stored")
+        return Tie(False, "ok", headless, f"untied: {config.architecture} has no LM head")
+    evidence = (*claim.evidence, "no LM head stored")
+    if not config.is_present:
+        return Tie(None, "tied", evidence, "no LM head is stored, and there is no config.json that says it has none")
+    if config.architecture is None:
+        return Tie(None, "tied", evidence, "no LM head is stored, and config.json names no architecture that has none")
+    words = f"tied to the LM head: {config.architecture} has one, and none is stored"
+    if not (claim.v5 or claim.v4):
+        words += f", although {_claim_words(config)}"
+    return Tie(True, "tied", evidence, words)
+
+
+def _is_encoders_alone(
+    checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], claim: Claim, equality: TensorEquality
+) -> bool:
+    """Tell whether a table is the encoder's alone, in a family whose LM head shares the decoder's at most."""
+    config = checkpoint.config
+    if config.model_type not in families.ENCODER_TABLE_FREE or "encoder" not in table.path.split("."):
+        return False
+    if config.raw.get("tie_encoder_decoder") or (config.model_type == "fsmt" and (claim.v5 or claim.v4)):
+        return False
+    others = (other for other in tables if "decoder" in other.path.split("."))
+    return any(not _equal_modules(checkpoint, table, other, equality) for other in others)
+
+
+def _could_be_shared(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:
+    """Tell whether a release shares two stored weights; where 5 never ties, another shape makes 4 refuse the file."""
+    if checkpoint.config.model_type not in families.FLAG_WITHOUT_EFFECT:
+        return True
+    rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
+    return rows is None or outputs is None or rows.shape == outputs.shape
+
+
+def _judge_gguf(
+    checkpoint: Checkpoint, table: StoredModule, heads: list[StoredModule], equality: TensorEquality
+) -> Tie:
+    """Decide by whether an LM head is stored; an FTW's copy of the metadata tells besides if its source had one."""
+    config = checkpoint.config
+    recorded = config.has_output_weight
+    if table.path == GGUF_TABLE:  # under GGUF's own names; FreeToken's FTWs have others
+        heads = [head for head in heads if head.path == _GGUF_HEAD and "weight" in head.tensors]
+    is_any_stored = bool(heads)  # also one that can be no head, of which the metadata tell all the same
+    heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head)]
+    evidence: tuple[str, ...] = () if recorded is None else (f"gguf:output_weight_present={str(recorded).lower()}",)
+    if config.architecture in families.GGUF_WITHOUT_HEAD:
+        headless = (f"architecture:{config.architecture}", "no LM head")
+        return Tie(False, "ok", headless, f"untied: {config.architecture} has no LM head")
+    if heads:
+        name = heads[0].tensors.get("weight") or next(iter(heads[0].tensors.values()))
+        evidence = (*evidence, f"tensor:{name}")
+        if recorded is False:
+            return Tie(None, "tie_conflict", evidence, f"{name} is stored, but the metadata say that there was no head")
+        if _equal_modules(checkpoint, table, heads[0], equality):
+            evidence = (*evidence, "bytes:equal")
+            return Tie(False, "ok", evidence, f"untied: {name} is stored, though with the same bytes")
+        return Tie(False, "ok", evidence, f"untied: {name} is stored")
+    evidence = (*evidence, "no LM head stored")
+    if recorded and not is_any_stored:
+        return Tie(None, "tie_conflict", evidence, "no LM head is stored, but the metadata say that there was one")
+    return Tie(True, "tied", evidence, f"tied to the LM head: {config.architecture} has one, and none is stored")
+
+
+def _least_share(config: ModelConfig, claim: Claim, head: StoredModule) -> int:
+    """Return of how many of a table's rows an LM head has one at least: half, as a rule.
+
+    Where no tie is claimed, an `lm_head` of fewer is one too: of a draft model with a vocabulary of its own.
+    """
+    is_untied = config.is_present and not (claim.v5 or claim.v4)
+    return 16 if is_untied and head.path.rpartition(".")[2] == "lm_head" else 2
+
+
+def _maps_to_tokens(checkpoint: Checkpoint, table: StoredModule, head: StoredModule, share: int = 2) -> bool:
+    """Tell whether a head can map to tokens: it has a row for one in `share` of the table's, or is packed."""
+    rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
+    if rows is None or outputs is None or len(rows.shape) != 2 or len(table.tensors) > 1 or len(head.tensors) > 1:
+        return True
+    # Mllama's table has eight rows more than its head.
+    return len(outputs.shape) == 2 and outputs.nbytes > 0 and outputs.shape[0] * share >= rows.shape[0]
+
+
+def _equal_modules(checkpoint: Checkpoint, left: StoredModule, right: StoredModule, equality: TensorEquality) -> bool:
+    mine, theirs = left.tensors, right.tensors
+    if "weight" not in theirs:  # a decoded table and a head that is not: they are compared as they are stored
+        parts = checkpoint.decoded.get(mine.get("weight", ""), ())
+        mine = {name.removeprefix(f"{left.path}."): name for name in parts} or mine
+    if set(mine) != set(theirs):
+        return False
+    return all(equality.is_equal(mine[suffix], theirs[suffix]) for suffix in mine)
+
+
+def _default(model_type: str | None, *, unknown: bool) -> bool:
+    """Return the family's default of the flag; transformers 4 ties what declares none, transformers 5 does not."""
+    if model_type in families.TIED_BY_DEFAULT:
+        return True
+    if model_type in families.UNTIED_BY_DEFAULT:
+        return False
+    return unknown
+
+
+def _claim_evidence(config: ModelConfig) -> tuple[str, ...]:
+    if not config.is_present:
+        return ("no config.json",)
+    evidence = []
+    if config.tie_flag is not None:
+        evidence.append(f"config:{TIE_KEY}={str(config.tie_flag).lower()}")
+    if config.text_tie_flag is not None:
+        evidence.append(f"config:text_config.{TIE_KEY}={str(config.text_tie_flag).lower()}")
+    if evidence:
+        return tuple(evidence)
+    if families.is_known(config.model_type):
+        default = _default(config.model_type, unknown=False)
+        return (f"default:{config.model_type} {TIE_KEY}={str(default).lower()}",)
+    return (f"config:no {TIE_KEY}",)
+
+
+def _claim_words(config: ModelConfig) -> str:
+    if config.tie_flag is not None:
+        return f"config says {TIE_KEY}={str(config.tie_flag).lower()}"
+    if config.text_tie_flag is not None:
+        return f"config says text_config.{TIE_KEY}={str(config.text_tie_flag).lower()}"
+    return f"config has no {TIE_KEY}"
