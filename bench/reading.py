@@ -1,4 +1,4 @@
-"""Reading bytes of a file into fresh host memory: the best ways there are, and `ftw.files.bulk_read` beside them.
+"""Reading bytes of a file into fresh host memory: the best ways there are, and `ftw.files.parallel_read` beside them.
 
 Limits: cold the disk around the page cache (`read_direct_window`), warm memcpy out of the page cache (`read_buffered`).
 `python -m ftw.bench.reading FOLDER` compares them with ftw's reading of an unaligned table, in interleaved rounds.
@@ -17,9 +17,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftw.files.bulk_read import Part, read_parts
+from ftw.files.parallel_read import Part, read_parts
 from ftw.files.weight_file import DIRECT_ALIGNMENT, WeightFile
-from ftw.host.host_memory import HostMemory
+from ftw.host.memory import HostMemory
 from ftw.sizes import align_up
 
 from .timing import SET_CACHE

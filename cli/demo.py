@@ -12,7 +12,7 @@ import typer
 from ftw.errors import FtwError
 from ftw.sizes import format_size
 
-from .status import DONE, INTERRUPTED, REFUSED
+from .exit_codes import DONE, INTERRUPTED, REFUSED
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,9 @@ from ftw.sizes import format_size, parse_size
 from ftw.verdict.placement import refusal
 from ftw.verdict.report import Report, inspect
 
+from .exit_codes import DONE, REFUSED
 from .output import make_console, print_error, print_json, print_line, print_warning
 from .plot import check_plot, plot_budget
-from .status import DONE, REFUSED
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -20,9 +20,9 @@ from ftw.errors import FtwError, NotEligibleError
 from .bench import bench_command
 from .convert import convert_command
 from .demo import demo_command
+from .exit_codes import DONE, FAILED, INTERRUPTED, REFUSED, USAGE
 from .inspect import inspect_command
 from .output import print_error, print_logged_warnings
-from .status import DONE, FAILED, INTERRUPTED, REFUSED, USAGE
 from .verify import verify_command
 
 _MOMENT_SECONDS = 0.01

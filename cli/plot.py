@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import OutputError, printable
-from ftw.host.durable import write_atomically
+from ftw.host.atomic_write import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from ftw.conversion.verify import verify
+from ftw.conversion.verification import verify
 from ftw.sizes import format_size
 
+from .exit_codes import DONE, FAILED
 from .output import print_error, print_json, print_line
 from .progress import ProgressOption, show_progress
-from .status import DONE, FAILED
 
 
 def verify_command(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ftw._version import __version__
 from ftw.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ftw.checkpoint.config import ModelConfig
-from ftw.conversion.convert import ConversionResult, convert
-from ftw.conversion.verify import VerifyResult, verify
+from ftw.conversion.conversion import ConversionResult, convert
+from ftw.conversion.verification import VerifyResult, verify
 from ftw.errors import (
     CheckpointError,
     ClosedError,
@@ -30,13 +30,13 @@ from ftw.tensors import TensorInfo
 from ftw.verdict.report import Report, inspect
 
 if TYPE_CHECKING:
-    from ftw.integrations.model_offloader import offload
+    from ftw import memory
+    from ftw.integrations.dispatch import offload
     from ftw.loading.loaded_model import LoadedModel
     from ftw.loading.loader import load
     from ftw.lookup.embedding import HostEmbedding
+    from ftw.memory import MemoryReport
     from ftw.offloading.model_tables import OffloadedModel
-    from ftw.pinned import memory
-    from ftw.pinned.memory import MemoryReport
 
 __all__ = [
     "Checkpoint",
@@ -77,7 +77,7 @@ _LAZY = {
     "MemoryReport": "ftw.memory",
     "OffloadedModel": "ftw.offloading.model_tables",
     "load": "ftw.loading.loader",
-    "offload": "ftw.integrations.model_offloader",
+    "offload": "ftw.integrations.dispatch",
 }
 
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ftw.checkpoint.config import CONFIG_NAME, ModelConfig, read_model_config
-from ftw.checkpoint.df11.df11 import find_df11_tables
+from ftw.checkpoint.df11.tables import find_df11_tables
 from ftw.checkpoint.gguf_config import parse_gguf_config
 from ftw.checkpoint.source import locate_source, resolve_source
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
-from ftw.files.bulk_read import Part, read_parts
 from ftw.files.links import leads_out
+from ftw.files.parallel_read import Part, read_parts
 from ftw.files.strict_json import shown
 from ftw.files.weight_file import WeightFile
-from ftw.host.host_memory import HostMemory
-from ftw.hub.hub import HubPath
+from ftw.host.memory import HostMemory
+from ftw.hub.path import HubPath
 from ftw.readers import open_reader
 from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, find_record, iter_content
-from ftw.readers.gguf.gguf import read_gguf_metadata
+from ftw.readers.gguf.reader import read_gguf_metadata
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from ftw.checkpoint.df11.df11 import Df11Table
+    from ftw.checkpoint.df11.tables import Df11Table
     from ftw.readers.base import DerivedFile, LeftOut, Reader
     from ftw.tensors import Extent, TensorInfo
 

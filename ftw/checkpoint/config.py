@@ -1,6 +1,6 @@
 """ModelConfig: what a checkpoint's configuration says of a model, under one name for each fact; and config.json.
 
-The metadata of a GGUF are read by `ftw.checkpoint.checkpoint.gguf_config`.
+The metadata of a GGUF are read by `ftw.checkpoint.gguf_config`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
 from ftw.files.links import stays_inside
-from ftw.host.durable import fsync_folder
+from ftw.host.atomic_write import fsync_folder
 from ftw.readers.base import LeftOut
 from ftw.readers.ftw import INDEX_NAME, OWN_NAMES
 

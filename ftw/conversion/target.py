@@ -2,8 +2,8 @@
 
 Everything is written into a hidden folder beside it, `.NAME.ftw-partial`, which the conversion locks, so that a second
 one is refused. Complete and synced, it gets the target's name; an FTW folder that is replaced changes places with it in
-one step. What a conversion leaves that ends before is a part (`ftw.conversion.part`), from which the next one goes on,
-or which it clears.
+one step. What a conversion leaves that ends before is a part (`ftw.conversion.resume_journal`), from which the next one
+goes on, or which it clears.
 
 The lock is that of flock(2), which can only be found by taking it. So whoever holds it also holds a shared one of
 fcntl(2) as a mark, which a dry run sees without taking any lock, and thus without being in a conversion's way.
@@ -21,10 +21,10 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftw.conversion.part import ForeignPartError, has_part
+from ftw.conversion.resume_journal import ForeignPartError, has_part
 from ftw.errors import CheckpointError, OutputError, printable
 from ftw.host import file_lock
-from ftw.host.durable import fsync_folder
+from ftw.host.atomic_write import fsync_folder
 from ftw.readers.ftw import INDEX_NAME
 
 if TYPE_CHECKING:

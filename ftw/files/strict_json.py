@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ftw.errors import CheckpointError
-from ftw.files.impostors import find_impostor
+from ftw.files.file_signatures import find_impostor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import CheckpointError
-from ftw.host.host_memory import address_of
+from ftw.host.memory import address_of
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class WeightFile:
         return bytes(buffer)
 
     def read_into(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `offset`, in this thread; `bulk_read` has the way for many bytes.
+        """Fill `view` with the bytes at `offset`, in this thread; `parallel_read` has the way for many bytes.
 
         Raises:
             CheckpointError: The file ends before, or has changed since it was first seen.

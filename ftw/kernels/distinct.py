@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 
 from ftw.kernels.launching import Launch
-from ftw.kernels.units import cut_row
+from ftw.kernels.row_tiling import cut_row
 
 _MIN_IDS = 1024
 _MIN_IDS_BESIDE_HOT = 65536

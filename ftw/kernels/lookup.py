@@ -26,7 +26,7 @@ from ftw.kernels.distinct import make_owners, plan_distinct
 from ftw.kernels.hot import check_hot
 from ftw.kernels.launching import Launch, launch_all
 from ftw.kernels.lookup_reference import lookup_reference
-from ftw.kernels.units import cut_row, cut_row_into
+from ftw.kernels.row_tiling import cut_row, cut_row_into
 
 if TYPE_CHECKING:
     from ftw.kernels.hot import Hot

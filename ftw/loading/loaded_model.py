@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from ftw.errors import ClosedError, NotEligibleError, printable
+from ftw.loading.device_copy import DummyStage, FileStage
 from ftw.loading.host_tables import make_embedding
-from ftw.loading.staging import DummyStage, FileStage
 from ftw.verdict.placement import refusal
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from ftw.checkpoint.checkpoint import Checkpoint
     from ftw.checkpoint.config import ModelConfig
+    from ftw.loading.device_copy import Stage
     from ftw.loading.host_tables import HostOptions
-    from ftw.loading.staging import Stage
     from ftw.lookup.embedding import HostEmbedding
     from ftw.lookup.sharded_embedding import ShardedEmbedding
-    from ftw.pinned.memory import MemoryReport
+    from ftw.pinned.memory_report import MemoryReport
     from ftw.verdict.verdict import TableVerdict, Verdict
 
 

@@ -10,13 +10,13 @@ import torch
 
 from ftw.checkpoint.checkpoint import open_checkpoint
 from ftw.errors import printable
-from ftw.files.bulk_read import parse_num_threads
+from ftw.files.parallel_read import parse_num_threads
 from ftw.loading.host_tables import HostOptions, load_host_tables
 from ftw.loading.loaded_model import LoadedModel
 from ftw.loading.table_rows import check_vocab_range
 from ftw.lookup.sharded_embedding import all_or_none, resolve_group
 from ftw.pinned.devices import resolve_device
-from ftw.pinned.memory import MemoryWatch
+from ftw.pinned.memory_report import MemoryWatch
 from ftw.sizes import parse_nbytes
 from ftw.verdict.placement import plan_placement
 from ftw.verdict.verdict import judge

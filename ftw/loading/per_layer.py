@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftw.checkpoint.kv_cache import first_count
-from ftw.checkpoint.names import PER_LAYER_EMBEDDING
+from ftw.checkpoint.tensor_names import PER_LAYER_EMBEDDING
 from ftw.ggml_types import PACKED_TYPES, ggml_types_by_name
 
 if TYPE_CHECKING:

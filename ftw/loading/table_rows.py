@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.checkpoint.names import PER_LAYER_EMBEDDING, TOKEN_EMBEDDING
+from ftw.checkpoint.tensor_names import PER_LAYER_EMBEDDING, TOKEN_EMBEDDING
 from ftw.ggml_types import PACKED_TYPES
 
 if TYPE_CHECKING:

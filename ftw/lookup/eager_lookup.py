@@ -19,7 +19,7 @@ from ftw.kernels import lookup as plain
 from ftw.kernels import packed_lookup as packed
 from ftw.kernels.arguments import check_dense, check_scale, is_dense, make_out
 from ftw.kernels.distinct import prefers_distinct
-from ftw.lookup.kept_launches import KeptLaunches
+from ftw.kernels.launch_cache import KeptLaunches
 from ftw.lookup.lookup_op import compiled_lookup, is_traced
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ftw.kernels.launching import Launch
     from ftw.lookup.hot_rows import HotRows
-    from ftw.lookup.table_layout import TableLayout
+    from ftw.lookup.row_format import TableLayout
 
 _ALIGNMENT = 16  # what Triton compiles addresses apart by; units of rows are no wider
 

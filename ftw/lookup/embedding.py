@@ -8,18 +8,18 @@ import torch
 from torch import nn
 
 from ftw.errors import printable
-from ftw.lookup.held_table import HeldTable
 from ftw.lookup.hot_rows import check_hot_ids, count_slots, make_hot_rows
 from ftw.lookup.lookup_op import compiled_lookup
 from ftw.lookup.prefetch import Prefetch, PrefetchQueue
-from ftw.lookup.table_layout import make_layout
+from ftw.lookup.row_format import make_layout
+from ftw.lookup.table_storage import HeldTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftw.kernels.hot import Hot
-    from ftw.pinned.memory import MemoryReport
-    from ftw.pinned.pinned import PinnedBuffer
+    from ftw.pinned.buffer import PinnedBuffer
+    from ftw.pinned.memory_report import MemoryReport
 
 
 class HostEmbedding(nn.Module):

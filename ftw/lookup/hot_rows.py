@@ -22,7 +22,7 @@ import torch
 from ftw.errors import LookupArgumentError, printable
 from ftw.kernels.hot import Hot
 from ftw.kernels.lookup import lookup
-from ftw.lookup.table_layout import whole_number
+from ftw.lookup.row_format import whole_number
 from ftw.pinned.devices import resolve_device
 from ftw.sizes import parse_size
 

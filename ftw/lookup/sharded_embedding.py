@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ftw.kernels.hot import Hot
     from ftw.lookup.embedding import HostEmbedding
     from ftw.lookup.prefetch import Prefetch
-    from ftw.pinned.memory import MemoryReport
+    from ftw.pinned.memory_report import MemoryReport
 
 _UNIT_NBYTES = 4  # of the integers that are added, where rows consist of whole ones
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ftw.checkpoint.names import (
+from ftw.checkpoint.tensor_names import (
     TOKEN_EMBEDDING,
     StoredModule,
     find_other_tables,

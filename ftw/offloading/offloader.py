@@ -18,16 +18,16 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ftw.errors import NotEligibleError, printable
-from ftw.host.host_limits import read_host_limits
-from ftw.host.host_memory import PAGE_NBYTES
+from ftw.host.limits import read_host_limits
+from ftw.host.memory import PAGE_NBYTES
 from ftw.kernels.packed_lookup import prepare
 from ftw.lookup.embedding import HostEmbedding
-from ftw.offloading.live_tensors import find_holder, place_of
 from ftw.offloading.table_modules import Table, check_table, find_table, table_name
+from ftw.offloading.tensor_holders import find_holder, place_of
+from ftw.pinned.budget import check_pin_budget
+from ftw.pinned.buffer import PinnedBuffer, count_pinned_bytes
 from ftw.pinned.devices import resolve_device
-from ftw.pinned.memory import MemoryWatch
-from ftw.pinned.pin_budget import check_pin_budget
-from ftw.pinned.pinned import PinnedBuffer, count_pinned_bytes
+from ftw.pinned.memory_report import MemoryWatch
 from ftw.sizes import align_up, parse_nbytes
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """Page-locked host memory, the device that reads it, and what it costs."""
 
-from ftw.pinned.pinned import PinnedBuffer, count_pinned_bytes
+from ftw.pinned.buffer import PinnedBuffer, count_pinned_bytes
 
 __all__ = ["PinnedBuffer", "count_pinned_bytes"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftw.errors import SourceNotFoundError, printable
 from ftw.readers.ftw import FtwReader
-from ftw.readers.gguf.gguf import GgufReader
+from ftw.readers.gguf.reader import GgufReader
 from ftw.readers.safetensors import SafetensorsReader
 
 if TYPE_CHECKING:

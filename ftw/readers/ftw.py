@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ftw.errors import CheckpointError, printable
 from ftw.files.strict_json import shown
-from ftw.hub.hub import open_named_file
-from ftw.readers._ftw_index import ALIGNMENT as ALIGNMENT
-from ftw.readers._ftw_index import FORMAT_NAME as FORMAT_NAME
-from ftw.readers._ftw_index import VERSION as VERSION
-from ftw.readers._ftw_index import is_plain_name, read_ftw_index
-from ftw.readers._safetensors_header import read_safetensors_header
-from ftw.readers._tensor_budget import TensorBudget
+from ftw.hub.path import open_named_file
 from ftw.readers.base import DerivedFile
+from ftw.readers.ftw_index import ALIGNMENT as ALIGNMENT
+from ftw.readers.ftw_index import FORMAT_NAME as FORMAT_NAME
+from ftw.readers.ftw_index import VERSION as VERSION
+from ftw.readers.ftw_index import is_plain_name, read_ftw_index
 from ftw.readers.problems import Problems
+from ftw.readers.safetensors_header import read_safetensors_header
+from ftw.readers.tensor_budget import TensorBudget
 from ftw.sizes import align_up
 from ftw.tensors import Extent
 

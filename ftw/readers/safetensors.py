@@ -19,10 +19,10 @@ from ftw.errors import CheckpointError, printable
 from ftw.files.json_stream import JsonStream
 from ftw.files.links import leads_out
 from ftw.files.strict_json import open_json_file, read_json_file, shown
-from ftw.hub.hub import open_named_file, open_weight_file, prefetch
-from ftw.readers._safetensors_header import read_safetensors_header
-from ftw.readers._tensor_budget import KEY_NBYTES, TensorBudget
+from ftw.hub.path import open_named_file, open_weight_file, prefetch
 from ftw.readers.base import DerivedFile, LeftOut
+from ftw.readers.safetensors_header import read_safetensors_header
+from ftw.readers.tensor_budget import KEY_NBYTES, TensorBudget
 from ftw.tensors import Extent
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ftw.verdict import families
 if TYPE_CHECKING:
     from ftw.checkpoint.checkpoint import Checkpoint
     from ftw.checkpoint.config import ModelConfig
-    from ftw.checkpoint.names import StoredModule
+    from ftw.checkpoint.tensor_names import StoredModule
     from ftw.verdict.tensor_equality import TensorEquality
 
 

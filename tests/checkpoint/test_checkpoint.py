@@ -8,7 +8,7 @@ from builders import llama_config, llama_tensors, safetensors_bytes, tensor_entr
 
 import ftw
 from ftw.checkpoint.checkpoint import _swap_blocks
-from ftw.files.bulk_read import Part, read_parts
+from ftw.files.parallel_read import Part, read_parts
 from ftw.ggml_types import ggml_types_by_name, swapped_block
 
 TABLE = "model.embed_tokens.weight"

@@ -12,7 +12,7 @@ from gguf_builder import ARCHITECTURE, gguf_bytes, kv, write_gguf
 import ftw
 from ftw.checkpoint.config import ModelConfig
 from ftw.checkpoint.gguf_config import parse_gguf_config
-from ftw.readers.gguf.gguf import read_gguf_metadata
+from ftw.readers.gguf.reader import read_gguf_metadata
 
 U32, U64, I32, F32, STRING = (
     GGUFValueType.UINT32, GGUFValueType.UINT64, GGUFValueType.INT32, GGUFValueType.FLOAT32, GGUFValueType.STRING,

@@ -20,7 +20,7 @@ from builders import (
 from safetensors.torch import save_file
 
 import ftw
-from ftw.conversion import conversion_plan
+from ftw.conversion import plan as conversion_plan
 from ftw.conversion.writing import writer
 from ftw.errors import CheckpointError, NotEligibleError, SourceNotFoundError
 

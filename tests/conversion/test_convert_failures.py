@@ -21,7 +21,7 @@ from thread_limit import limit_threads
 import ftw
 from ftw.conversion import target as target_module
 from ftw.conversion.writing import writer as writer_module
-from ftw.conversion.writing.run_reader import RunReader
+from ftw.conversion.writing.chunk_reader import RunReader
 from ftw.errors import CheckpointError, OutputError
 
 STAGING = ".out.ftw-partial"

@@ -18,9 +18,9 @@ from leaks import descriptors
 
 from ftw import TensorInfo, open_checkpoint
 from ftw.conversion.writing import shard_files
-from ftw.conversion.writing.layout import Layout, Run, Shard, iter_runs, plan_layout
+from ftw.conversion.writing.shard_plan import Layout, Run, Shard, iter_runs, plan_layout
 from ftw.conversion.writing.writer import FtwWriter
-from ftw.host.durable import write_atomically
+from ftw.host.atomic_write import write_atomically
 
 INDEX = "freetoken_weight.json"
 MIB = 1 << 20

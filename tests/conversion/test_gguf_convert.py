@@ -16,9 +16,9 @@ from gguf_builder import ARCHITECTURE, Blocks, entry, gguf_bytes, kv, random_blo
 from inspecting import stored_bytes
 
 import ftw
-from ftw.conversion.writing.run_reader import RunReader
+from ftw.conversion.writing.chunk_reader import RunReader
 from ftw.ggml_types import PACKED_TYPES, ggml_types_by_name
-from ftw.readers.gguf.gguf import GgufReader
+from ftw.readers.gguf.reader import GgufReader
 
 TABLE, HEAD = "token_embd.weight", "output.weight"
 INDEX, COPY, KEY = "freetoken_weight.json", "source_metadata.gguf", "freetoken.output_weight_present"
@@ -376,7 +376,7 @@ def test_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     if where == "copy":
-        monkeypatch.setattr("ftw.readers.gguf.gguf._gguf_copy._iter_copy", fail)
+        monkeypatch.setattr("ftw.readers.gguf.reader._gguf_copy._iter_copy", fail)
     else:
         monkeypatch.setattr(RunReader, "read", fail)
     with pytest.raises(OSError, match="Input/output error"):

@@ -545,7 +545,7 @@ def test_dry_run_beside_a_conversion_that_starts_and_ends(
 ) -> None:
     """The conversion is not refused, and the dry run may find the part gone at any step."""
     interrupt(source, target)
-    module = file_lock if step == "is_locked" else sys.modules["ftw.conversion.convert"]
+    module = file_lock if step == "is_locked" else sys.modules["ftw.conversion.conversion"]
     real, converted = getattr(module, step), []
 
     def begin_other(*arguments: object) -> object:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import ftw
-from ftw.conversion.writing.layout import iter_runs, plan_layout
-from ftw.conversion.writing.run_reader import RunReader, buffer_nbytes
+from ftw.conversion.writing.chunk_reader import RunReader, buffer_nbytes
+from ftw.conversion.writing.shard_plan import iter_runs, plan_layout
 from ftw.files.weight_file import DIRECT_MIN_JOB_NBYTES, OpenFile
-from ftw.host.host_memory import HostMemory
+from ftw.host.memory import HostMemory
 
 MIB = 1 << 20
 

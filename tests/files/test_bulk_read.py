@@ -21,10 +21,11 @@ from leaks import descriptors
 from thread_limit import limit_threads
 
 from ftw import CheckpointError
-from ftw.files import bulk_read, weight_file
-from ftw.files.bulk_read import JOB_NBYTES, Part, read_parts
+from ftw.files import parallel_read as bulk_read
+from ftw.files import weight_file
+from ftw.files.parallel_read import JOB_NBYTES, Part, read_parts
 from ftw.files.weight_file import DIRECT_MIN_JOB_NBYTES, WeightFile
-from ftw.host.host_memory import HostMemory
+from ftw.host.memory import HostMemory
 
 MIB = 1 << 20
 NBYTES = 4 * JOB_NBYTES + 777
@@ -481,8 +482,8 @@ MEMORY_SCRIPT = """
 import sys
 from pathlib import Path
 from ftw.files import weight_file
-from ftw.files.bulk_read import Part, read_parts
-from ftw.host.host_memory import HostMemory
+from ftw.files.parallel_read import Part, read_parts
+from ftw.host.memory import HostMemory
 
 def peak_nbytes():
     lines = Path("/proc/self/status").read_text().splitlines()

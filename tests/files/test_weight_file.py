@@ -13,7 +13,7 @@ from leaks import descriptors
 from ftw import CheckpointError
 from ftw.files import weight_file
 from ftw.files.weight_file import WeightFile
-from ftw.host.host_memory import HUGE_PAGE_NBYTES, PAGE_NBYTES, HostMemory, address_of
+from ftw.host.memory import HUGE_PAGE_NBYTES, PAGE_NBYTES, HostMemory, address_of
 from ftw.sizes import align_up
 
 MIB = 1 << 20

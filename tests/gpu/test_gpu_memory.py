@@ -16,7 +16,7 @@ from builders import llama_config, write_checkpoint
 from leaks import descriptors
 
 import ftw
-from ftw.host.host_memory import HostMemory
+from ftw.host.memory import HostMemory
 from ftw.kernels.lookup import lookup
 from ftw.pinned import PinnedBuffer, count_pinned_bytes
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftw.host.host_limits import HostLimits, read_host_limits
+from ftw.host.limits import HostLimits, read_host_limits
 
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
 V1_UNLIMITED = (1 << 63) - 4096

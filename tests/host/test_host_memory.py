@@ -3,8 +3,8 @@ import mmap
 import pytest
 from smaps import kib, read_mappings
 
-from ftw.host import host_memory
-from ftw.host.host_memory import HUGE_PAGE_NBYTES, HostMemory
+from ftw.host import memory as host_memory
+from ftw.host.memory import HUGE_PAGE_NBYTES, HostMemory
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from ftw.host import numa
-from ftw.host.host_memory import HostMemory
+from ftw.host.memory import HostMemory
 
 MIB = 1 << 20
 MEMINFO = """

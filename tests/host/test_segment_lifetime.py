@@ -24,9 +24,10 @@ from thread_limit import limit_threads
 
 from ftw.errors import PinError, SharedMemoryError
 from ftw.host import file_lock
-from ftw.host.host_memory import HUGE_PAGE_NBYTES, PAGE_NBYTES
-from ftw.host.shared import segment_pages, shared_segment
-from ftw.host.shared.shared_segment import SharedSegment, open_segment
+from ftw.host.memory import HUGE_PAGE_NBYTES, PAGE_NBYTES
+from ftw.host.shared import pages as segment_pages
+from ftw.host.shared import segment as shared_segment
+from ftw.host.shared.segment import SharedSegment, open_segment
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def run(script: str, folder: Path) -> None:
     start = """
 import os, sys
 from pathlib import Path
-from ftw.host.shared.shared_segment import open_segment
+from ftw.host.shared.segment import open_segment
 folder = Path(sys.argv[1])
 
 def open_one(fill=lambda view: None):
@@ -89,8 +90,8 @@ assert not segment.path.exists()
 def test_segment_whose_filling_fails_is_free_for_others_while_a_forked_child_lives(folder: Path) -> None:
     run(
         """
-from ftw.host.shared.segment_file import open_segment_file
-from ftw.host.shared.segment_layout import SegmentSpec
+from ftw.host.shared.file import open_segment_file
+from ftw.host.shared.header import SegmentSpec
 
 def fail(view):
     global end, other

@@ -29,9 +29,12 @@ from segment_worker import (
 
 from ftw.errors import SharedMemoryError
 from ftw.host import file_lock
-from ftw.host.host_memory import HUGE_PAGE_NBYTES, PAGE_NBYTES
-from ftw.host.shared import segment_layout, segment_pages, segment_reaper, tmpfs
-from ftw.host.shared.shared_segment import SharedSegment, open_segment
+from ftw.host.memory import HUGE_PAGE_NBYTES, PAGE_NBYTES
+from ftw.host.shared import header as segment_layout
+from ftw.host.shared import pages as segment_pages
+from ftw.host.shared import reaper as segment_reaper
+from ftw.host.shared import tmpfs
+from ftw.host.shared.segment import SharedSegment, open_segment
 
 UNLIMITED = os.statvfs_result((PAGE_NBYTES, PAGE_NBYTES, 1 << 40, 1 << 40, 1 << 40, 0, 0, 0, 0, 255))
 

@@ -20,7 +20,7 @@ from segment_worker import (
     worker_starter,
 )
 
-from ftw.host.shared.shared_segment import open_segment
+from ftw.host.shared.segment import open_segment
 
 PARTS = "ftw.host."
 # Each step with what a second process that comes then does: it opens and fills, waits, opens only, or is held up.

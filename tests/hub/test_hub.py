@@ -23,9 +23,9 @@ import ftw
 from ftw.checkpoint.source import resolve_source
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.files.weight_file import WeightFile
-from ftw.hub.hub import HubPath, list_repository, open_weight_file, parse_hub_id
-from ftw.hub.hub import hub as hub_module
-from ftw.hub.hub_file import HEAD_NBYTES, MAX_REQUESTS, HubFile, fetch_heads
+from ftw.hub import path as hub_module
+from ftw.hub.path import HubPath, list_repository, open_weight_file, parse_hub_id
+from ftw.hub.remote_file import HEAD_NBYTES, MAX_REQUESTS, HubFile, fetch_heads
 
 KIB = 1 << 10
 

@@ -17,7 +17,7 @@ from transformers_models import Saved, assert_same_weights, bits_of, logits, ran
 
 import ftw
 from ftw.integrations.transformers import load
-from ftw.integrations.transformers.transformers_embedding import TransformersEmbedding, scale_of
+from ftw.integrations.transformers.embedding import TransformersEmbedding, scale_of
 
 TABLE = "model.embed_tokens.weight"
 

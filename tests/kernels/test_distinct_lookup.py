@@ -17,7 +17,7 @@ from ftw.kernels.hot import Hot
 from ftw.kernels.launching import launch_once
 from ftw.kernels.lookup import launch, lookup, plan_launch
 from ftw.lookup.eager_lookup import EagerLookup
-from ftw.lookup.table_layout import TableLayout
+from ftw.lookup.row_format import TableLayout
 
 ROWS = 13
 

@@ -25,12 +25,13 @@ from packed_tables import assert_equal_rows
 
 import ftw
 from ftw import memory, pinned
-from ftw.files import bulk_read
-from ftw.host.host_limits import HostLimits
-from ftw.host.shared import shared_segment
-from ftw.loading import host_tables, loader, staging
+from ftw.files import parallel_read as bulk_read
+from ftw.host.limits import HostLimits
+from ftw.host.shared import segment as shared_segment
+from ftw.loading import device_copy as staging
+from ftw.loading import host_tables, loader
 from ftw.memory import MemorySnapshot
-from ftw.pinned import gpu_driver
+from ftw.pinned import driver as gpu_driver
 
 TABLE = "model.embed_tokens.weight"
 GPU = torch.device("cuda", 0)
@@ -347,7 +348,7 @@ def test_processes_share_and_survive_each_other(source: Path, tmp_path: Path, fo
 import sys, torch
 from pathlib import Path
 import ftw
-from ftw.host.shared import shared_segment
+from ftw.host.shared import segment as shared_segment
 from ftw.loading import host_tables
 real = shared_segment.open_segment
 host_tables.open_segment = lambda *args, **options: real(*args, folder=Path({str(folder)!r}), **options)

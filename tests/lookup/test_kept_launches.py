@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from ftw.kernels import launch_cache as kept_launches
 from ftw.kernels import launching
 from ftw.kernels.jit.lookup_triton import lookup_kernel
+from ftw.kernels.launch_cache import KeptLaunches
 from ftw.kernels.launching import Launch, launch_key
 from ftw.kernels.lookup import plan_launch
-from ftw.lookup import kept_launches
-from ftw.lookup.kept_launches import KeptLaunches
 
 TABLE = torch.randn(9, 16, generator=torch.Generator().manual_seed(6)).to(torch.bfloat16)
 

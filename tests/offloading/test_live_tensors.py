@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftw.offloading.live_tensors import find_holder, place_of, span_of
+from ftw.offloading.tensor_holders import find_holder, place_of, span_of
 
 
 class Holder(nn.Module):
@@ -153,7 +153,7 @@ def test_frozen_objects_are_seen_and_stay_frozen() -> None:
     script = """
 import gc
 from torch import nn
-from ftw.offloading.live_tensors import find_holder
+from ftw.offloading.tensor_holders import find_holder
 model = nn.ModuleDict({"embed": nn.Embedding(7, 3), "lm_head": nn.Linear(3, 7)})
 model["lm_head"].weight = model["embed"].weight
 gc.freeze()

@@ -12,8 +12,8 @@ from transformers_models import bits_of, build, logits, random_ids
 from vocab_parallel import VocabParallelEmbedding
 
 import ftw
-from ftw.host.host_limits import HostLimits
-from ftw.integrations.transformers.transformers_embedding import TransformersEmbedding
+from ftw.host.limits import HostLimits
+from ftw.integrations.transformers.embedding import TransformersEmbedding
 from ftw.offloading.model_tables import OffloadedModel, find_model_tables
 
 IDS = torch.arange(12).reshape(2, 6)

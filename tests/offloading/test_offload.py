@@ -17,7 +17,7 @@ from vocab_parallel import (
 )
 
 import ftw
-from ftw.host.host_limits import HostLimits
+from ftw.host.limits import HostLimits
 from ftw.lookup.embedding import HostEmbedding
 from ftw.pinned import count_pinned_bytes
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ftw.host import numa
-from ftw.pinned import gpu_driver
+from ftw.pinned import driver as gpu_driver
 
 
 class FakeLibrary:

@@ -8,9 +8,9 @@ import torch
 from thread_limit import limit_threads
 
 import ftw
-from ftw.host.host_memory import HostMemory
+from ftw.host.memory import HostMemory
 from ftw.memory import MemoryReport, MemorySnapshot, MemoryWatch
-from ftw.pinned import memory
+from ftw.pinned import memory_report as memory
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -53,8 +53,8 @@ def test_report_sees_a_peak_that_was_sampled(monkeypatch: pytest.MonkeyPatch) ->
 
 MAXIMUM_SCRIPT = """
 import torch
-from ftw.pinned import memory
-from ftw.host.host_memory import HostMemory
+from ftw.pinned import memory_report as memory
+from ftw.host.memory import HostMemory
 
 memory._SAMPLE_SECONDS = 600
 with memory.MemoryWatch(torch.device("cpu")) as watch:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import ftw
-from ftw.host.host_limits import HostLimits
-from ftw.pinned.pin_budget import check_pin_budget
+from ftw.host.limits import HostLimits
+from ftw.pinned.budget import check_pin_budget
 
 PAGE, MI, GI = 4096, 1 << 20, 1 << 30
 SOURCE = "/models/gemma"

@@ -12,9 +12,10 @@ from places import SUPPORT
 from smaps import kib, read_mappings
 
 import ftw
-from ftw.host.host_limits import HostLimits
-from ftw.host.host_memory import HostMemory
-from ftw.pinned import PinnedBuffer, pinned
+from ftw.host.limits import HostLimits
+from ftw.host.memory import HostMemory
+from ftw.pinned import PinnedBuffer
+from ftw.pinned import buffer as pinned
 
 CPU = torch.device("cpu")
 
@@ -314,7 +315,7 @@ assert fork(check) == 0
 
 def test_kernel_that_cannot_withhold_memory_page_locks_it_all_the_same() -> None:
     run_forking("""
-from ftw.host import host_memory
+from ftw.host import memory as host_memory
 host_memory._WIPE_ON_FORK = 9999
 buffer.pin(GPU)
 assert fork(check) == -11
@@ -350,7 +351,7 @@ def test_shared_memory_is_not_withheld() -> None:
     run_forking("""
 import tempfile
 from pathlib import Path
-from ftw.host.shared.shared_segment import open_segment
+from ftw.host.shared.segment import open_segment
 
 def fill(view):
     view[:] = b"x" * NBYTES

@@ -9,7 +9,7 @@ from malformed_gguf import DATA, FILES, GOOD, WIDE, keyed, nested_arrays
 
 from ftw import CheckpointError
 from ftw.readers import open_reader
-from ftw.readers.gguf.gguf import GgufReader
+from ftw.readers.gguf.reader import GgufReader
 
 
 @pytest.mark.parametrize(("content", "problem"), FILES.values(), ids=FILES)

@@ -38,8 +38,8 @@ from inspecting import assert_names_file
 from ftw import CheckpointError, SourceNotFoundError
 from ftw.ggml_types import PACKED_TYPES, ggml_types, ggml_types_by_name
 from ftw.readers import open_reader
-from ftw.readers.gguf.gguf import GgufReader, read_gguf_metadata
-from ftw.readers.gguf.gguf_metadata import MetadataArray
+from ftw.readers.gguf.metadata import MetadataArray
+from ftw.readers.gguf.reader import GgufReader, read_gguf_metadata
 from ftw.readers.safetensors import SafetensorsReader
 from ftw.tensors import Extent, TensorInfo
 

@@ -24,7 +24,7 @@ from malformed_gguf import SECOND_SHARDS, write_set
 
 from ftw import CheckpointError
 from ftw.readers import open_reader
-from ftw.readers.gguf.gguf import GgufReader
+from ftw.readers.gguf.reader import GgufReader
 
 ARRAYS = {f"t{number}": np.arange(3 + number, dtype=np.float32) + number for number in range(5)}
 
@@ -234,7 +234,7 @@ def test_lone_shard_of_many_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_shards_with_too_many_tensors_in_all_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write_set(tmp_path)
-    monkeypatch.setattr("ftw.readers.gguf.gguf.MAX_TENSORS", 2)
+    monkeypatch.setattr("ftw.readers.gguf.reader.MAX_TENSORS", 2)
     with pytest.raises(CheckpointError, match="the number of tensors is 3 up to this shard, at most 2") as caught:
         GgufReader(tmp_path)
     assert_names_file(caught.value, paths[2])

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import ftw
-from ftw.conversion.convert import convert
+from ftw.conversion.conversion import convert
 from ftw.conversion.writing import writer
 
 SHARD_LIMIT = 64 << 10

@@ -2,7 +2,7 @@
 
 import torch
 
-from ftw.pinned.gpu_driver import Driver
+from ftw.pinned.driver import Driver
 
 GPU = torch.device("cuda", 0)
 

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFEndian, GGUFValueType
 
-from ftw.readers.gguf.gguf import GgufReader
+from ftw.readers.gguf.reader import GgufReader
 from ftw.tensors import TensorInfo
 
 F32, F16, Q4_0, Q8_0, Q6_K, BF16 = 0, 1, 2, 8, 14, 30

@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import segment_worker
 from ftw.host import file_lock
-from ftw.host.shared.shared_segment import open_segment
+from ftw.host.shared.segment import open_segment
 
 def tell(line):
     os.write(1, line.encode() + b"\\n")

@@ -10,7 +10,7 @@ from builders import llama_config, llama_tensors, write_checkpoint, write_sharde
 from places import DATA
 
 import ftw
-from ftw.checkpoint.names import find_heads, find_other_tables, find_token_embeddings
+from ftw.checkpoint.tensor_names import find_heads, find_other_tables, find_token_embeddings
 from ftw.verdict.verdict import TableVerdict
 
 TABLES = json.loads((DATA / "other_tables.json").read_text())["tables"]

@@ -17,7 +17,7 @@ from gguf_builder import Blocks, write_gguf
 import ftw
 from ftw.checkpoint.config import parse_model_config
 from ftw.lookup.embedding import HostEmbedding
-from ftw.readers.gguf.gguf_metadata import MAX_WALKED, MetadataArray
+from ftw.readers.gguf.metadata import MAX_WALKED, MetadataArray
 
 WIDTH, ROWS = 64, 40
 

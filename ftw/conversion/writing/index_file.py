@@ -11,7 +11,7 @@ from ftw.readers.ftw import ALIGNMENT, FORMAT_NAME, VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ftw.conversion.writing.layout import Layout
+    from ftw.conversion.writing.shard_plan import Layout
     from ftw.tensors import TensorInfo
 
 _NO_CHECKSUM = "0" * 16

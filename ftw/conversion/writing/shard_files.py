@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ftw.conversion.writing.layout import Layout, Run
+    from ftw.conversion.writing.shard_plan import Layout, Run
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
 

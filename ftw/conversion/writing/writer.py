@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from ftw.conversion.writing.chunk_reader import buffer_nbytes
 from ftw.conversion.writing.index_file import iter_index
-from ftw.conversion.writing.layout import iter_runs
-from ftw.conversion.writing.run_reader import buffer_nbytes
 from ftw.conversion.writing.shard_files import ShardFiles
+from ftw.conversion.writing.shard_plan import iter_runs
 from ftw.errors import CheckpointError
-from ftw.host.durable import write_atomically
-from ftw.host.host_memory import HostMemory, address_of
+from ftw.host.atomic_write import write_atomically
+from ftw.host.memory import HostMemory, address_of
 from ftw.host.threads import start_threads
 from ftw.readers.ftw import ALIGNMENT, INDEX_NAME
 from ftw.sizes import align_up
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from ftw.conversion.writing.layout import Layout, Piece, Run
+    from ftw.conversion.writing.shard_plan import Layout, Piece, Run
     from ftw.tensors import TensorInfo
 
     ReadRun = Callable[[Run, memoryview], Sequence[int]]

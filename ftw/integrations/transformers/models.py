@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from ftw.checkpoint.names import TOKEN_EMBEDDING
+from ftw.checkpoint.tensor_names import TOKEN_EMBEDDING
 from ftw.errors import NotEligibleError, printable
-from ftw.integrations.transformers.transformers_config import check_model_class, check_options
-from ftw.integrations.transformers.transformers_embedding import (
+from ftw.integrations.transformers.config import check_model_class, check_options
+from ftw.integrations.transformers.embedding import (
     TransformersEmbedding,
     guard_tables,
     input_embeddings,
@@ -27,7 +27,7 @@ from ftw.integrations.transformers.transformers_embedding import (
     take_place,
     weight_of,
 )
-from ftw.integrations.transformers.transformers_loading import Request, load_model
+from ftw.integrations.transformers.loading import Request, load_model
 from ftw.offloading.model_tables import ModelTable, OffloadedModel, find_model_tables, offload_tables
 from ftw.pinned.devices import resolve_device
 

@@ -1,0 +1,236 @@
+"""ConversionPlan: what a conversion will write, decided before the first byte."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from ftw._version import __version__
+from ftw.checkpoint.config import CONFIG_NAME
+from ftw.conversion import metadata_files
+from ftw.conversion.writing.index_file import iter_index_without_checksums
+from ftw.conversion.writing.shard_plan import Layout, plan_layout
+from ftw.dtypes import DTYPES
+from ftw.errors import CheckpointError, OutputError, printable
+from ftw.files.strict_json import MAX_NBYTES
+from ftw.readers.ftw import check_gguf_metadata_size, find_record
+from ftw.readers.ftw_index import MAX_OTHERS
+from ftw.verdict.placement import Placement, plan_placement
+from ftw.verdict.verdict import judge
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.readers.base import DerivedFile, LeftOut
+    from ftw.tensors import TensorInfo
+    from ftw.verdict.verdict import TableVerdict
+
+_MAX_SHARDS = 10_000  # each costs a reader memory
+_MAX_LEFT_OUT = 1000  # entries of the index, which a reader takes up to a bound
+_SIDE_FILES = "the tensors of its side files go into the region, where FreeToken's own server does not look for them"
+# Index keys that the writer sets itself, or that would tell of the source; a source FTW's other keys are carried over.
+_OWN_INDEX_KEYS = frozenset(
+    {"format", "version", "align", "shard_limit", "total_bytes", "counts", "source_model_path", "side_files", "ftw"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionPlan:
+    """What a conversion will write.
+
+    Attributes:
+        layout: Where each tensor goes.
+        placement: Which tables are laid out for the host.
+        tables: All lookup tables of the source, with their verdicts.
+        host_tables: Those of them that are laid out for the host.
+        decoded: Tensors that are decoded, and the source's tensors that they come from.
+        metadata_files: Files that are copied beside the weights, relative to the source's folder.
+        derived_files: Files that are written beside them, of what the source keeps among its weights.
+        left_out: Files and stale tensors of the source that are not taken, with the reason.
+        warnings: What a user should know besides.
+        index_extra: Keys of the index beside its lists of tensors and shards.
+        index_nbytes: Size of the index.
+        digest: Of all that, and of the state of the source's files.
+    """
+
+    layout: Layout
+    placement: Placement
+    tables: tuple[TableVerdict, ...]
+    host_tables: frozenset[TableVerdict]
+    decoded: dict[str, tuple[str, ...]]
+    metadata_files: tuple[Path, ...]
+    derived_files: tuple[DerivedFile, ...]
+    left_out: tuple[LeftOut, ...]
+    warnings: tuple[str, ...]
+    index_extra: dict[str, Any]
+    index_nbytes: int
+    digest: str
+
+    @property
+    def metadata_names(self) -> list[str]:
+        """Names of the files beside the weights, relative to the folder."""
+        return _metadata_names(self.metadata_files, self.derived_files)
+
+    @property
+    def num_source_tensors(self) -> int:
+        """Tensors of the source, of which each is written, or goes into one that is decoded."""
+        return len(self.layout.tensors) + sum(len(names) - 1 for names in self.decoded.values())
+
+    def is_on_host(self, table: TableVerdict) -> bool:
+        """Tell whether a table is laid out for the host."""
+        return table in self.host_tables
+
+
+def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> ConversionPlan:
+    """Decide what a conversion of a checkpoint will write.
+
+    Raises:
+        NotEligibleError: `embed` is "host", and the token embedding may not leave the GPU.
+        CheckpointError: A dtype has no name in FTW, or the index would be larger than a reader takes.
+        OutputError: There would be more shards than a reader takes.
+    """
+    verdict = judge(checkpoint)
+    placement = plan_placement(verdict, embed, checkpoint.source)
+    roles = {name: table.role for table in placement.host_tables for name in table.tensors}
+    tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in checkpoint.tensors.values()]
+    tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
+    layout = plan_layout(tensors, shard_limit)
+    if len(layout.shards) > _MAX_SHARDS:
+        found = f"{len(layout.shards)} of at most {shard_limit} bytes would be needed"
+        raise OutputError(f"{printable(checkpoint.source)}: shards: {found}, at most {_MAX_SHARDS} are allowed")
+    files, beside = metadata_files.choose(checkpoint)
+    derived = checkpoint.derived_files
+    for file in derived:
+        check_gguf_metadata_size(checkpoint.folder, file.nbytes)
+    left_out = (*checkpoint.left_out, *beside)
+    extra = _index_extra(checkpoint, placement, _metadata_names(files, derived), derived, left_out)
+    hasher, nbytes = xxhash.xxh3_128(), 0
+    for piece in iter_index_without_checksums(layout, extra):
+        hasher.update(piece)
+        nbytes += len(piece)
+    if nbytes > MAX_NBYTES:
+        found = f"{len(layout.tensors)} of them would take an index of {nbytes} bytes"
+        raise CheckpointError(checkpoint.folder, "tensors", f"{found}, at most {MAX_NBYTES} are allowed")
+    for weights in checkpoint.files:
+        hasher.update(_state_of(weights.path))
+    return ConversionPlan(
+        layout=layout,
+        placement=placement,
+        tables=verdict.tables,
+        host_tables=frozenset(placement.host_tables),
+        decoded=dict(checkpoint.decoded),
+        metadata_files=files,
+        derived_files=derived,
+        left_out=left_out,
+        warnings=(*verdict.warnings, *_warnings(checkpoint, layout, left_out)),
+        index_extra=extra,
+        index_nbytes=nbytes,
+        digest=hasher.hexdigest(),
+    )
+
+
+def _state_of(path: Path) -> bytes:
+    """Return what tells a file's content from any other's, as far as the file system tells.
+
+    Equal times alone tell nothing: archives and package managers set them.
+    """
+    status = path.stat()
+    return repr((path.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)).encode()
+
+
+def needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
+    """Return the bytes that a conversion of the checkpoint in a folder will write."""
+    copied = sum((folder / path).stat().st_size for path in plan.metadata_files)
+    return plan.layout.total_bytes + plan.index_nbytes + copied + sum(file.nbytes for file in plan.derived_files)
+
+
+def _warnings(checkpoint: Checkpoint, layout: Layout, left_out: tuple[LeftOut, ...]) -> list[str]:
+    """Return what a user might not expect of the conversion; the verdict has warnings of its own."""
+    found: list[str] = []
+    if checkpoint.format == "ftw" and checkpoint.metadata.get("side_files"):
+        found.append(_SIDE_FILES)
+    on_host = {tensor.name for tensor in layout.tensors if tensor.placement == "host"}
+    dropped = [
+        name for name, tensor in checkpoint.tensors.items() if tensor.placement == "host" and name not in on_host
+    ]
+    if dropped:
+        found.append(f"{', '.join(dropped)}: laid out for host memory, and now not any more; --embed host keeps that")
+    if any((entry.kind, entry.name) == ("file", CONFIG_NAME) for entry in left_out):
+        found.append(f"its {CONFIG_NAME} is left out, so the FTW has none")
+    return found
+
+
+def _metadata_names(files: tuple[Path, ...], derived: tuple[DerivedFile, ...]) -> list[str]:
+    return [path.as_posix() for path in files] + [file.name for file in derived]
+
+
+def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> TensorInfo:
+    """Return a tensor as it goes into the FTW, with the checksum that the source has of it, but not its placement."""
+    if DTYPES[tensor.dtype].torch_name is None:
+        allowed = ", ".join(name for name, dtype in DTYPES.items() if dtype.torch_name is not None)
+        problem = f"dtype is {tensor.dtype}, which FTW has no name for; {allowed} are allowed"
+        raise CheckpointError(source, tensor.name, problem)
+    role = roles.get(tensor.name)
+    return tensor._replace(role=role or tensor.role, placement="host" if role else None)
+
+
+def _index_extra(
+    checkpoint: Checkpoint,
+    placement: Placement,
+    metadata_names: list[str],
+    derived: tuple[DerivedFile, ...],
+    left_out: tuple[LeftOut, ...],
+) -> dict[str, Any]:
+    carried: dict[str, Any] = {}
+    if checkpoint.format == "ftw":
+        carried = {key: value for key, value in checkpoint.metadata.items() if key not in _OWN_INDEX_KEYS}
+    name = checkpoint.folder.resolve().name if os.path.exists(checkpoint.source) else checkpoint.source
+    decoded_before = find_record(checkpoint.metadata, "decoded")
+    decoded = [{"name": name, "from": list(parts)} for name, parts in checkpoint.decoded.items()]
+    optional = {
+        "derived": [_derived_entry(file) for file in derived],
+        "decoded": [*(decoded_before if isinstance(decoded_before, list) else []), *decoded],
+        "left_out": [
+            {key: _unicode(text) for key, text in entry._asdict().items()} for entry in left_out[:_MAX_LEFT_OUT]
+        ],
+        "num_left_out": len(left_out),
+    }
+    extra = {
+        **carried,
+        "source_model_path": _unicode(name),
+        "copied_metadata": [_unicode(name) for name in metadata_names],
+        "ftw": {
+            "producer": f"ftw {__version__}",
+            "source": {
+                "format": checkpoint.format,
+                "files": [{"name": _unicode(file.path.name), "bytes": file.nbytes} for file in checkpoint.files],
+            },
+            **{key: value for key, value in optional.items() if value},
+            "embed": {
+                "placement": placement.placement,
+                "tables": [name for table in placement.host_tables for name in table.tensors],
+            },
+        },
+    }
+    if len(json.dumps(extra)) > MAX_OTHERS:
+        problem = f"what it would say beside its lists takes more than {MAX_OTHERS} characters, which no reader takes"
+        raise CheckpointError(checkpoint.source, "index", problem)
+    return extra
+
+
+def _derived_entry(file: DerivedFile) -> dict[str, Any]:
+    """Return what the index records of a derived file: a verdict may rest on its content."""
+    hasher = xxhash.xxh3_64()
+    for piece in file.read():
+        hasher.update(piece)
+    return {"name": file.name, "bytes": file.nbytes, "xxh3_64": hasher.hexdigest()}
+
+
+def _unicode(name: str) -> str:
+    """Return a file name as JSON can hold it: bytes that are no UTF-8 become escapes."""
+    return name.encode("utf-8", "backslashreplace").decode()

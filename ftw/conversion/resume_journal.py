@@ -1,0 +1,185 @@
+"""Part: what an interrupted conversion leaves in its staging folder, and how the next one goes on from it.
+
+    freetoken-00000.ftw …    shards, as far as they got
+    .ftw-journal             lines of ASCII, each of which counts once it has ended:
+        plan <32 hex digits>     digest of what was to be written, and out of which state of which files
+        <16 hex digits>          checksum of the layout's first tensor, written when all its bytes were
+        <16 hex digits>          of the second, and so on
+
+The journal alone proves nothing, since nothing orders its writes against the shards' when the power fails. So the first
+tensors count whose bytes, read back, have the checksums that it says; the rest is written anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from ftw.conversion.writing.shard_plan import iter_runs
+from ftw.errors import OutputError
+from ftw.files.weight_file import WeightFile
+from ftw.host.atomic_write import write_atomically
+from ftw.host.memory import HostMemory
+from ftw.readers.ftw import ALIGNMENT, JOURNAL_NAME
+from ftw.sizes import align_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ftw.conversion.writing.shard_plan import Layout, Run
+
+_RUN_NBYTES = 16 << 20
+_PLAN = b"plan "
+_CHECKSUM = re.compile(rb"[0-9a-f]{16}\n")
+
+
+class ForeignPartError(OutputError):
+    """A part was begun for something else, so it cannot be gone on from."""
+
+
+class Journal:
+    """The journal of a staging folder. Use it as a context manager, which closes it and leaves it where it is."""
+
+    def __init__(self, folder: Path, digest: str, checksums: Sequence[str] = ()) -> None:
+        """Begin a journal, of a conversion that goes on after the tensors of these checksums."""
+        self._path = folder / JOURNAL_NAME
+        write_atomically(self._path, [_first_line(digest), _lines(checksums)])  # or a kill here would lose the part
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def record(self, checksums: Sequence[str]) -> None:
+        """Note the checksums of the tensors that have been written next.
+
+        Raises:
+            OSError: The disk is full or fails; it names the journal.
+        """
+        text = _lines(checksums)
+        try:
+            while text:
+                text = text[os.write(self._descriptor, text) :]
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+
+
+def remove_journal(folder: Path) -> None:
+    """Remove the journal from a folder that is complete and has its name."""
+    (folder / JOURNAL_NAME).unlink(missing_ok=True)
+
+
+def has_part(folder: Path) -> bool:
+    """Tell whether a folder holds at least one tensor that a conversion could go on after."""
+    path = folder / JOURNAL_NAME
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline(256).startswith(_PLAN) and _CHECKSUM.fullmatch(file.readline(256)) is not None
+
+
+def is_part_of(folder: Path, digest: str) -> bool:
+    """Tell whether a folder's journal is that of a plan with this digest."""
+    with (folder / JOURNAL_NAME).open("rb") as file:
+        return file.readline(256) == _first_line(digest)
+
+
+def read_journal(folder: Path, layout: Layout) -> list[str]:
+    """Return the checksums that a folder's journal, one of this very plan, has of the layout's first tensors."""
+    with (folder / JOURNAL_NAME).open("rb") as file:
+        lines = file.read(_nbytes_of_journal(layout)).splitlines(keepends=True)[1:]
+    return [line[:-1].decode() for line in takewhile(_CHECKSUM.fullmatch, lines)][: len(layout.tensors)]
+
+
+def keep_part(folder: Path, layout: Layout, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
+    """Remove all from a folder but the shards' bytes of tensors that are right; return the checksums of those.
+
+    Args:
+        folder: A staging folder.
+        layout: What was to be written.
+        wanted: The checksums that its journal has of the first tensors.
+        progress: Called with the bytes of tensors that have been found right.
+    """
+    kept = _check_tensors(folder, layout, wanted, progress)
+    end = layout.start_of(len(kept))
+    shards = [shard for shard in layout.shards if shard.offset < end]
+    clear_folder(folder, but={JOURNAL_NAME, *(shard.name for shard in shards)})
+    for shard in shards:
+        _cut(folder / shard.name, min(shard.nbytes, end - shard.offset))
+    return kept
+
+
+def clear_folder(folder: Path, *, but: set[str] | frozenset[str] = frozenset()) -> None:
+    """Remove what a folder holds, less some names; links are removed, not followed."""
+    for path in folder.iterdir():
+        if path.name in but:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _first_line(digest: str) -> bytes:
+    return _PLAN + digest.encode() + b"\n"
+
+
+def _lines(checksums: Sequence[str]) -> bytes:
+    return b"".join(b"%s\n" % checksum.encode() for checksum in checksums)
+
+
+def _nbytes_of_journal(layout: Layout) -> int:
+    return 256 + 17 * len(layout.tensors)
+
+
+def _check_tensors(folder: Path, layout: Layout, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
+    """Read tensors back, in order; return the checksums of those before the first that is not what was `wanted`."""
+    right: list[str] = []
+    hasher = xxhash.xxh3_64()
+    memory = HostMemory(_RUN_NBYTES)
+    for run in iter_runs(layout, _RUN_NBYTES):
+        view = memory.view()[: run.nbytes]
+        held = _read_run(folder / layout.shards[run.shard].name, run, view) if run.nbytes else 0
+        for piece in run.pieces:
+            end = piece.start + piece.nbytes
+            padded = align_up(end, ALIGNMENT)
+            hasher.update(view[piece.start : end])
+            if padded > held or len(right) == len(wanted):
+                return right
+            if piece.is_last:
+                if hasher.hexdigest() != wanted[len(right)] or any(view[end:padded]):
+                    return right
+                right.append(hasher.hexdigest())
+                hasher.reset()
+                progress(piece.tensor.nbytes)
+    return right
+
+
+def _read_run(path: Path, run: Run, view: memoryview) -> int:
+    """Fill a view with as much of a run as its shard holds; return how much that is."""
+    if path.is_symlink() or not path.is_file():
+        return 0
+    file = WeightFile(path)
+    held = max(0, min(run.nbytes, file.nbytes - run.offset))
+    file.read_into(run.offset, view[:held])
+    return held
+
+
+def _cut(path: Path, nbytes: int) -> None:
+    """Drop what a shard holds beyond its first bytes, and make those last."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_size > nbytes:
+            os.ftruncate(descriptor, nbytes)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,217 @@
+"""Verification: does an FTW folder still hold what was written, and is that what the source holds?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from ftw.checkpoint.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
+from ftw.checkpoint.source import resolve_source
+from ftw.errors import CheckpointError, printable
+from ftw.files.links import stays_inside
+from ftw.host.memory import HostMemory
+from ftw.readers.ftw import ALIGNMENT, FtwReader, find_record
+from ftw.readers.problems import Problems
+from ftw.sizes import align_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ftw.tensors import TensorInfo
+
+
+_MAX_NAME_NBYTES = 255  # of a file, on every file system
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What a verification found.
+
+    Attributes:
+        path: The checkpoint.
+        against: The source it was compared with.
+        num_tensors: Tensors that were read.
+        num_checksums: Those of them whose checksum the index holds; an FTW of another writer has none.
+        num_compared: Those that were compared with the source, byte by byte.
+        nbytes: Bytes that were read of the checkpoint.
+        problems: One printable line each, the first 10,000 of them, and how many more; empty where everything holds.
+    """
+
+    path: str
+    against: str | None
+    num_tensors: int
+    num_checksums: int
+    num_compared: int
+    nbytes: int
+    problems: tuple[str, ...]
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `ftw verify --json` prints."""
+        keys = ("path", "against", "num_tensors", "num_checksums", "num_compared", "nbytes")
+        return {**{key: getattr(self, key) for key in keys}, "ok": self.is_ok, "problems": list(self.problems)}
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    against: str | os.PathLike[str] | Checkpoint | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> VerifyResult:
+    """Read every tensor of a checkpoint and check it.
+
+    The layout is checked as it is opened; then checksums and, in an FTW, the zeros that fill up each tensor's last
+    block, and that the files are there which the index says were copied; with `against` the names, dtypes, shapes and
+    bytes of the source too. Of an FTW whose shards are missing, or too long or short, every tensor is named that is
+    broken by it. Memory is two buffers of 16 MiB.
+
+    Args:
+        path: An FTW folder, or any checkpoint; other formats have no checksums and no padding to check.
+        against: The source that it was made from; one that is open already is taken as it is, and left open.
+        progress: Called with the bytes done and all bytes, after each piece of at most 16 MiB.
+
+    Raises:
+        SourceNotFoundError: There is no checkpoint of that name.
+        CheckpointError: The index of an FTW, or any part of another format, is broken.
+    """
+    with contextlib.ExitStack() as stack:
+        checkpoint, problems = _open(path)
+        stack.enter_context(checkpoint)
+        source = against if against is None or isinstance(against, Checkpoint) else _open_source(against, checkpoint)
+        if source is not None and source is not against:
+            stack.enter_context(source)
+        total, done, checksums, compared = checkpoint.nbytes, 0, 0, 0
+        problems.add_all(_problems_of_index(checkpoint))
+        problems.add_all(() if source is None else _differences_of_names(checkpoint, source))
+        for tensor in checkpoint.tensors.values():
+            original = source.tensors.get(tensor.name) if source is not None else None
+            is_alike = original is not None and tensor.is_alike(original)
+            if original is not None and not is_alike:
+                problem = f"is {tensor.describe()}, the source has {original.describe()}"
+                problems.add(_problem(checkpoint, tensor.name, problem))
+            try:
+                for step in _check_tensor(checkpoint, tensor, source if is_alike else None, problems):
+                    done += step
+                    if progress:
+                        progress(done, total)
+            except CheckpointError as error:
+                problems.add(_problem(checkpoint, tensor.name, f"cannot be read: {error}"))
+            checksums += tensor.xxh3_64 is not None
+            compared += is_alike
+    name = None if source is None else source.source
+    return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, compared, done, problems.lines())
+
+
+def _open(path: str | os.PathLike[str]) -> tuple[Checkpoint, Problems]:
+    """Open a checkpoint; of an FTW whose shards are broken say so, and open what is left."""
+    try:
+        return open_checkpoint(path), Problems(str(path))
+    except CheckpointError:
+        place = resolve_source(path)
+        if not FtwReader.accepts(place):
+            raise
+        reader = FtwReader(place, tolerates_broken_shards=True)
+        return Checkpoint(reader, str(path), place), reader.problems
+
+
+def _problems_of_index(checkpoint: Checkpoint) -> Iterator[str]:
+    """Find files that an index names and the folder lacks, and bytes of the region that no tensor owns."""
+    if checkpoint.format != "ftw":
+        return
+    copied = checkpoint.metadata.get("copied_metadata")
+    names = [name for name in copied if isinstance(name, str)] if isinstance(copied, list) else []
+    for name in names:
+        problem = "" if "\\" in name else _problem_of_copied(checkpoint.folder, name)  # a name that is no Unicode
+        if problem:
+            yield _problem(checkpoint, name, problem)
+    position = 0
+    for tensor in checkpoint.tensors.values() if "ftw" in checkpoint.metadata else ():
+        if not tensor.shard and tensor.offset > position:
+            problem = f"bytes {position} to {tensor.offset} belong to no tensor"
+            yield _problem(checkpoint, "region", problem)
+        position = max(position, tensor.offset + align_up(tensor.nbytes, ALIGNMENT))
+
+
+def _problem_of_copied(folder: Path, name: str) -> str:
+    """Return what is wrong with a file that an index says was copied, "" where it is there; looks nowhere else."""
+    if not _is_inside(name):
+        return "is said to have been copied, the path of a file inside the checkpoint's folder is needed"
+    path = folder / name
+    try:
+        if ("/" in name or path.is_symlink()) and not stays_inside(path, folder):
+            return "is a link that leads out of the folder, the index says that it was copied"
+        return "" if path.is_file() else "is missing, the index says that it was copied"
+    except OSError as error:
+        return f"cannot be looked for, the index says that it was copied: {error.strerror}"
+    except RuntimeError:  # of pathlib before Python 3.13
+        return "is a link to itself, the index says that it was copied"
+
+
+def _is_inside(name: str) -> bool:
+    """Tell whether a name from an index is that of a file below the folder, by its text."""
+    try:
+        parts = os.fsencode(name).split(b"/")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in name and all(part not in (b"", b".", b"..") and len(part) <= _MAX_NAME_NBYTES for part in parts)
+
+
+def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Checkpoint:
+    """Open what a checkpoint is to be compared with; where its index says that tensors were decoded, decode them."""
+    return open_checkpoint(source, decode_df11=bool(find_record(checkpoint.metadata, "decoded")))
+
+
+def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> Iterator[str]:
+    for name in source.tensors:
+        if name not in checkpoint.tensors:
+            yield _problem(checkpoint, name, "is missing, the source holds it")
+    for name in checkpoint.tensors:
+        if name not in source.tensors:
+            yield _problem(checkpoint, name, "is not in the source")
+
+
+def _check_tensor(
+    checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint | None, problems: Problems
+) -> Iterator[int]:
+    """Check one tensor, compare it with the source's where there is one; yield the bytes of each step."""
+    hasher = xxhash.xxh3_64()
+    memory = HostMemory(min(CHUNK_NBYTES, tensor.nbytes) if source is not None else 0)
+    offset = 0
+    for chunk in checkpoint.iter_chunks(tensor.name):
+        hasher.update(chunk)
+        if source is not None:
+            other = memory.view()[: len(chunk)]
+            source.read_into(tensor.name, other, offset=offset)
+            if bytes(chunk) != bytes(other):
+                first = next(place for place, pair in enumerate(zip(chunk, other, strict=True)) if pair[0] != pair[1])
+                problems.add(_problem(checkpoint, tensor.name, f"differs from the source at byte {offset + first}"))
+                source = None
+        offset += len(chunk)
+        yield len(chunk)
+    if tensor.xxh3_64 is not None and tensor.xxh3_64 != hasher.hexdigest():
+        found = f"checksum is {hasher.hexdigest()}, the index says {tensor.xxh3_64}"
+        problems.add(_problem(checkpoint, tensor.name, found))
+    if checkpoint.format == "ftw" and not tensor.shard and not _is_padding_zero(checkpoint, tensor):
+        problems.add(_problem(checkpoint, tensor.name, "bytes after it are not zero, as padding has to be"))
+
+
+def _is_padding_zero(checkpoint: Checkpoint, tensor: TensorInfo) -> bool:
+    nbytes = align_up(tensor.nbytes, ALIGNMENT) - tensor.nbytes
+    if not nbytes:
+        return True
+    last = checkpoint.extents(tensor.name)[-1]
+    padding = checkpoint.files[last.file].read(last.offset + last.nbytes, nbytes)
+    return padding.count(0) == nbytes
+
+
+def _problem(checkpoint: Checkpoint, name: str, text: str) -> str:
+    return str(CheckpointError(checkpoint.source, name, printable(text)))

@@ -1,0 +1,100 @@
+"""RunReader: fills a buffer with the bytes of a run's tensors, which need not lie where the run wants them.
+
+Around the page cache only whole blocks can be read, while tensors of a safetensors file or a GGUF begin at any byte. So
+each piece of a run is left where its blocks put it, up to a block further on for each piece before it; whoever takes
+the checksum moves it on the way, while it is in the processor's cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftw.files.weight_file import DIRECT_ALIGNMENT, DIRECT_MIN_JOB_NBYTES, OpenFile
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.conversion.writing.shard_plan import Piece, Run
+    from ftw.files.weight_file import WeightFile
+
+
+def buffer_nbytes(run_nbytes: int) -> int:
+    """Return how many bytes a buffer for runs of `run_nbytes` needs."""
+    max_shifts = run_nbytes // DIRECT_MIN_JOB_NBYTES + 1  # shorter pieces are not shifted
+    return run_nbytes + max_shifts * DIRECT_ALIGNMENT
+
+
+class RunReader:
+    """Reads runs of a checkpoint; several threads may do so at a time."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def read(self, run: Run, buffer: memoryview) -> list[int]:
+        """Read the bytes of a run's pieces; return at which byte of the buffer those of each begin.
+
+        That is never before `Piece.start`, and each lies after the one before it, so that they may be moved to there
+        one after another.
+
+        Args:
+            run: What to read.
+            buffer: `buffer_nbytes` bytes, at a page's start.
+
+        Raises:
+            CheckpointError: A file ends before, or has changed since it was first seen.
+            OSError: The disk fails; it names the file.
+        """
+        places: list[int] = []
+        shift = 0
+        with _LatestFile() as files:
+            for piece in run.pieces:
+                skipped = self._read(piece, buffer[piece.start + shift :], files) if piece.nbytes else 0
+                places.append(piece.start + shift + skipped)
+                if skipped:  # its last block may reach into the next piece's first
+                    shift += DIRECT_ALIGNMENT
+        return places
+
+    def _read(self, piece: Piece, buffer: memoryview, files: _LatestFile) -> int:
+        """Read one piece; return at which byte of the buffer it begins."""
+        name = piece.tensor.name
+        found = self._checkpoint.find_bytes(name, piece.offset, piece.nbytes)
+        if found is None:
+            self._checkpoint.read_many([(name, buffer[: piece.nbytes], piece.offset)], num_threads=1)
+            return 0
+        file, offset = found
+        return files.open(file).read_in_place(offset, piece.nbytes, buffer)
+
+
+class _LatestFile:
+    """The file that was read last, open until another is: a run may touch thousands, most of them once."""
+
+    def __init__(self) -> None:
+        self._file: WeightFile | None = None
+        self._opened: OpenFile | None = None
+
+    def __enter__(self) -> _LatestFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close(is_read=error is None)
+
+    def open(self, file: WeightFile) -> OpenFile:
+        """Return a file, open.
+
+        Raises:
+            CheckpointError: It, or the one before, has changed since it was first seen.
+        """
+        if self._opened is None or file is not self._file:
+            self._close(is_read=True)
+            self._file, self._opened = file, OpenFile(file)
+        return self._opened
+
+    def _close(self, *, is_read: bool) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            with opened:
+                if is_read:
+                    opened.check_unchanged()

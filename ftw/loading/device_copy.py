@@ -1,0 +1,152 @@
+"""Staging: how a tensor of a checkpoint gets onto a device.
+
+On a GPU tensors stream through two page-locked buffers of 16 MiB, one being read while the other is copied. Dummy ones
+are made where they are needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from ftw.checkpoint.checkpoint import CHUNK_NBYTES, Checkpoint
+from ftw.dtypes import DTYPES
+from ftw.errors import CheckpointError
+from ftw.host.memory import HUGE_PAGE_NBYTES, HostMemory
+from ftw.loading.dummy import fill_dummy
+from ftw.pinned.buffer import PinnedBuffer
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ftw.tensors import TensorInfo
+
+_NUM_BUFFERS = 2
+
+
+class Stage(Protocol):
+    """What puts tensors onto a device, for as long as its `with` block runs."""
+
+    def __enter__(self) -> Stage: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def load(self, checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
+        """Return a new tensor on the device, complete for work that is queued on its current stream.
+
+        Raises:
+            CheckpointError: A file has changed, or torch has no such dtype.
+        """
+        ...
+
+
+class FileStage:
+    """Reads tensors from the checkpoint's files; see `Stage`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: list[PinnedBuffer] = []
+        self._copies: list[torch.cuda.Event | None] = [None] * _NUM_BUFFERS
+        self._next = 0
+
+    def __enter__(self) -> FileStage:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            for buffer in self._buffers:
+                stack.callback(buffer.close)
+
+    def load(self, checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
+        """Return a tensor with the bytes that the file holds."""
+        if self._device.type == "cpu":
+            return _read_cpu_tensor(checkpoint, tensor)
+        target = torch.empty(tensor.shape, dtype=torch_dtype(checkpoint, tensor), device=self._device)
+        if not tensor.nbytes:
+            return target
+        flat = target.reshape(-1).view(torch.uint8)
+        for offset in range(0, tensor.nbytes, CHUNK_NBYTES):
+            nbytes = min(CHUNK_NBYTES, tensor.nbytes - offset)
+            number = self._next_buffer()
+            view = self._buffers[number].view()[:nbytes]
+            checkpoint.read_into(tensor.name, view, offset=offset)
+            staged = torch.frombuffer(view, dtype=torch.uint8)
+            flat[offset : offset + nbytes].copy_(staged, non_blocking=True)
+            event = self._copies[number] = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._device))
+        return target
+
+    def _next_buffer(self) -> int:
+        """Return the number of a buffer that no copy reads any more."""
+        number = self._next
+        self._next = (number + 1) % _NUM_BUFFERS
+        if number == len(self._buffers):
+            buffer = PinnedBuffer(CHUNK_NBYTES, name="staging", device=self._device)
+            self._buffers.append(buffer)
+            buffer.pin(self._device)
+        copy = self._copies[number]
+        if copy is not None:
+            copy.synchronize()
+        return number
+
+
+class DummyStage:
+    """Makes tensors of random values; see `Stage`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __enter__(self) -> DummyStage:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+    def load(self, checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
+        """Return a tensor of the type and shape that the header tells."""
+        target = torch.empty(tensor.shape, dtype=torch_dtype(checkpoint, tensor), device=self._device)
+        if tensor.nbytes:
+            fill_dummy(target.reshape(-1).view(torch.uint8), tensor)
+        return target
+
+
+def as_tensor(checkpoint: Checkpoint, tensor: TensorInfo, view: memoryview) -> torch.Tensor:
+    """Return a tensor over the bytes of `view`, which it keeps alive.
+
+    Raises:
+        CheckpointError: torch has no such dtype.
+    """
+    dtype = torch_dtype(checkpoint, tensor)
+    if not len(view):
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(view, dtype=torch.uint8).view(dtype).reshape(tensor.shape)
+
+
+def torch_dtype(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.dtype:
+    """Return torch's dtype of a tensor.
+
+    Raises:
+        CheckpointError: This torch has none.
+    """
+    name = DTYPES[tensor.dtype].torch_name
+    dtype = getattr(torch, name, None) if name else None
+    if not isinstance(dtype, torch.dtype):
+        problem = f"dtype is {tensor.dtype}, which this torch does not have"
+        raise CheckpointError(checkpoint.source, tensor.name, problem)
+    return dtype
+
+
+def _read_cpu_tensor(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
+    """Return a new tensor in host memory, a large one in huge pages: their first touch takes a fifth of the time."""
+    is_large = tensor.nbytes >= HUGE_PAGE_NBYTES
+    view = HostMemory(tensor.nbytes).view() if is_large else memoryview(bytearray(tensor.nbytes))
+    checkpoint.read_into(tensor.name, view)
+    return as_tensor(checkpoint, tensor, view)
