@@ -19,7 +19,7 @@ from ftw.errors import LookupArgumentError
 ROWS_ALIGNMENT = 16
 
 
-class Hot(NamedTuple):
+class HotRowBuffers(NamedTuple):
     """Hot rows of one table; see the module."""
 
     slots: torch.Tensor
@@ -27,7 +27,7 @@ class Hot(NamedTuple):
     counts: torch.Tensor | None = None
 
 
-def check_hot(op: str, hot: Hot, table: torch.Tensor, ids: torch.Tensor) -> None:
+def check_hot(op: str, hot: HotRowBuffers, table: torch.Tensor, ids: torch.Tensor) -> None:
     """Check hot rows against the table and the ids of a lookup; what the slots say is not looked at.
 
     Raises:

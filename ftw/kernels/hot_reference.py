@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from ftw.kernels.hot import Hot
+    from ftw.kernels.hot import HotRowBuffers
 
 
-def gather_reference(table: torch.Tensor, rows: torch.Tensor, hot: Hot | None) -> torch.Tensor:
+def gather_reference(table: torch.Tensor, rows: torch.Tensor, hot: HotRowBuffers | None) -> torch.Tensor:
     """Return rows of a `[rows, row_bytes]` table, given by number and none of them outside, and count them."""
     if hot is None:
         return table.index_select(0, rows)

@@ -1,4 +1,4 @@
-"""KeptLaunches: launches of lookups in one table, kept for the lookups like them, of which only ids and output are new.
+"""LaunchCache: launches of lookups in one table, kept for the lookups like them, of which only ids and output are new.
 
 What a launch depends on besides the table is its key: device, dtype, number and alignment of the ids, alignment of the
 output, and the columns. A lookup that finds its key is like one that has passed all checks, so it needs none of them,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.kernels.launching import Bound, Launch, Launcher, launch_key
+from ftw.kernels.launching import CachedLaunch, Launch, Launcher, launch_key
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MAX_KEPT = 4096  # of some hundred bytes each; an engine has as many keys as it has sizes of batches
 
 
-class KeptLaunches:
+class LaunchCache:
     """Launches of one table, which they keep alive.
 
     Attributes:
@@ -28,9 +28,9 @@ class KeptLaunches:
 
     def __init__(self) -> None:
         self.launcher = Launcher()
-        self._kept: dict[Hashable, Bound] = {}
+        self._kept: dict[Hashable, CachedLaunch] = {}
 
-    def find(self, key: Hashable) -> Bound | None:
+    def find(self, key: Hashable) -> CachedLaunch | None:
         """Return what is kept under a key; launch it with the addresses of ids and output, in this order."""
         return self._kept.get(key)
 
@@ -50,4 +50,4 @@ class KeptLaunches:
         arguments = list(launch.arguments)
         arguments[ids_at] = arguments[out_at] = None  # their memory is the caller's
         kept = launch._replace(arguments=tuple(arguments))
-        self._kept[key] = Bound(compiled, kept, (ids_at, out_at), ids.get_device())
+        self._kept[key] = CachedLaunch(compiled, kept, (ids_at, out_at), ids.get_device())

@@ -69,7 +69,7 @@ class Launcher:
             self._compiled[key] = compiled
 
 
-class Bound:
+class CachedLaunch:
     """What Triton has compiled for a launch, with all arguments but two, which are addresses.
 
     It goes round all that `CompiledKernel.__getitem__` does for hooks where there are none: making a dictionary of the

@@ -29,7 +29,7 @@ from ftw.kernels.lookup_reference import lookup_reference
 from ftw.kernels.row_tiling import cut_row, cut_row_into
 
 if TYPE_CHECKING:
-    from ftw.kernels.hot import Hot
+    from ftw.kernels.hot import HotRowBuffers
     from ftw.kernels.launching import Launcher
 
 _OPTIONS = {num_warps: (("num_warps", num_warps), ("enable_fp_fusion", False)) for num_warps in (1, 4)}
@@ -42,7 +42,7 @@ def lookup(
     first_id: int = 0,
     columns: tuple[int, int] | None = None,
     scale: float | None = None,
-    hot: Hot | None = None,
+    hot: HotRowBuffers | None = None,
     is_distinct: bool = False,
     out: torch.Tensor | None = None,
     launcher: Launcher | None = None,
@@ -98,7 +98,7 @@ def launch(
     *,
     columns: tuple[int, int] | None = None,
     scale: float | None = None,
-    hot: Hot | None = None,
+    hot: HotRowBuffers | None = None,
     is_distinct: bool = False,
     launcher: Launcher | None = None,
 ) -> None:
@@ -118,7 +118,7 @@ def plan_launch(
     *,
     columns: tuple[int, int] | None = None,
     scale: float | None = None,
-    hot: Hot | None = None,
+    hot: HotRowBuffers | None = None,
     owners: torch.Tensor | None = None,
 ) -> Launch:
     """Return the launch that looks up rows of contiguous ids; with `owners` those alone that their positions own.

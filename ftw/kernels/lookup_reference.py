@@ -9,7 +9,7 @@ import torch
 from ftw.kernels.hot_reference import gather_reference
 
 if TYPE_CHECKING:
-    from ftw.kernels.hot import Hot
+    from ftw.kernels.hot import HotRowBuffers
 
 
 def lookup_reference(
@@ -20,7 +20,7 @@ def lookup_reference(
     *,
     columns: tuple[int, int] | None = None,
     scale: float | None = None,
-    hot: Hot | None = None,
+    hot: HotRowBuffers | None = None,
 ) -> None:
     """Look up rows of a `[rows, columns]` table into `out`, all on one device; zeros for ids outside the table."""
     rows = table.view(torch.uint8)  # bits, of whatever dtype

@@ -42,7 +42,7 @@ from ftw.kernels.launching import Launch, launch_all
 from ftw.kernels.packed_lookup_reference import packed_lookup_reference
 
 if TYPE_CHECKING:
-    from ftw.kernels.hot import Hot
+    from ftw.kernels.hot import HotRowBuffers
     from ftw.kernels.launching import Launcher
 
 OUT_DTYPES = SCALED_DTYPES
@@ -80,7 +80,7 @@ def packed_lookup(
     first_id: int = 0,
     columns: tuple[int, int] | None = None,
     scale: float | None = None,
-    hot: Hot | None = None,
+    hot: HotRowBuffers | None = None,
     is_distinct: bool = False,
     out: torch.Tensor | None = None,
     launcher: Launcher | None = None,
@@ -178,7 +178,7 @@ def launch(
     *,
     columns: tuple[int, int] | None = None,
     scale: float | None = None,
-    hot: Hot | None = None,
+    hot: HotRowBuffers | None = None,
     is_distinct: bool = False,
     launcher: Launcher | None = None,
 ) -> None:
@@ -199,7 +199,7 @@ def plan_launch(
     *,
     columns: tuple[int, int] | None = None,
     scale: float | None = None,
-    hot: Hot | None = None,
+    hot: HotRowBuffers | None = None,
     owners: torch.Tensor | None = None,
 ) -> Launch:
     """Return the launch that looks up rows of contiguous ids; with `owners` those alone that their positions own."""

@@ -10,7 +10,7 @@ import torch
 from ftw.kernels.hot_reference import gather_reference
 
 if TYPE_CHECKING:
-    from ftw.kernels.hot import Hot
+    from ftw.kernels.hot import HotRowBuffers
 
 
 def packed_lookup_reference(
@@ -22,7 +22,7 @@ def packed_lookup_reference(
     *,
     columns: tuple[int, int] | None = None,
     scale: float | None = None,
-    hot: Hot | None = None,
+    hot: HotRowBuffers | None = None,
 ) -> None:
     """Look up and decode rows of a uint8 `[rows, row_bytes]` table into `out`; zeros for ids outside the table."""
     from gguf import GGMLQuantizationType, quants

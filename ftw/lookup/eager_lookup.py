@@ -19,7 +19,7 @@ from ftw.kernels import lookup as plain
 from ftw.kernels import packed_lookup as packed
 from ftw.kernels.arguments import check_dense, check_scale, is_dense, make_out
 from ftw.kernels.distinct import prefers_distinct
-from ftw.kernels.launch_cache import KeptLaunches
+from ftw.kernels.launch_cache import LaunchCache
 from ftw.lookup.lookup_op import compiled_lookup, is_traced
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ftw.kernels.launching import Launch
     from ftw.lookup.hot_rows import HotRows
-    from ftw.lookup.row_format import TableLayout
+    from ftw.lookup.row_format import RowFormat
 
 _ALIGNMENT = 16  # what Triton compiles addresses apart by; units of rows are no wider
 
@@ -36,30 +36,30 @@ class EagerLookup:
     """Looks rows of a table up; call it."""
 
     def __init__(
-        self, name: str, table: torch.Tensor, layout: TableLayout, hot_rows: HotRows | None, handle: int
+        self, name: str, table: torch.Tensor, row_format: RowFormat, hot_rows: HotRows | None, handle: int
     ) -> None:
         """Take a table whose number for `ftw::lookup` is `handle`."""
         self._name = printable(name)
         self._handle = handle
         self._table = table
-        self._layout = layout
+        self._layout = row_format
         self._hot_rows = hot_rows
         self._hot = None if hot_rows is None else hot_rows.hot
         self._hot_device = None if hot_rows is None else hot_rows.device
-        self._whole = 0, layout.columns
+        self._whole = 0, row_format.columns
         self._is_on_host = table.device.type == "cpu"
-        self._is_direct = layout.dtype == layout.row_dtype  # no conversion is left for torch
-        self._kept = KeptLaunches()
+        self._is_direct = row_format.dtype == row_format.row_dtype  # no conversion is left for torch
+        self._kept = LaunchCache()
         # Plans take it rounded, as the wrappers round it.
-        scale = None if layout.scale is None else check_scale(self._name, layout.scale, layout.row_dtype)
+        scale = None if row_format.scale is None else check_scale(self._name, row_format.scale, row_format.row_dtype)
         self._look_up: Callable[..., torch.Tensor]
         self._plan: Callable[..., Launch]
-        if layout.ggml_type is None:
-            self._look_up = partial(plain.lookup, first_id=layout.first_id, scale=layout.scale)
-            self._plan = partial(plain.plan_launch, first_id=layout.first_id, scale=scale)
+        if row_format.ggml_type is None:
+            self._look_up = partial(plain.lookup, first_id=row_format.first_id, scale=row_format.scale)
+            self._plan = partial(plain.plan_launch, first_id=row_format.first_id, scale=scale)
         else:
-            of_type: dict[str, Any] = {"ggml_type": layout.ggml_type, "first_id": layout.first_id}
-            self._look_up = partial(packed.packed_lookup, dtype=layout.row_dtype, scale=layout.scale, **of_type)
+            of_type: dict[str, Any] = {"ggml_type": row_format.ggml_type, "first_id": row_format.first_id}
+            self._look_up = partial(packed.packed_lookup, dtype=row_format.row_dtype, scale=row_format.scale, **of_type)
             self._plan = partial(packed.plan_launch, scale=scale, **of_type)
 
     def __call__(
@@ -72,23 +72,23 @@ class EagerLookup:
         """
         if not isinstance(ids, torch.Tensor):
             raise LookupArgumentError(f"{self._name}: ids: found a {type(ids).__name__}, a tensor is needed")
-        layout = self._layout
+        row_format = self._layout
         if columns == self._whole:
             columns = None  # the whole row, for which the kernels are simpler
         target = out if self._is_direct else None
         key = self._key(ids, columns, target) if ids.is_cuda else None
         kept = None if key is None else self._kept.find(key)
         if kept is not None:
-            width = layout.columns if columns is None else columns[1]
-            rows = make_out(self._name, ids, width, layout.row_dtype, target)
+            width = row_format.columns if columns is None else columns[1]
+            rows = make_out(self._name, ids, width, row_format.row_dtype, target)
             kept.launch(ids.data_ptr(), rows.data_ptr())
         elif is_dense(ids) and (ids.is_meta or is_traced(ids)):
-            return compiled_lookup(self._name, ids, self._handle, columns or self._whole, layout.dtype, out)
+            return compiled_lookup(self._name, ids, self._handle, columns or self._whole, row_format.dtype, out)
         else:
             rows = self._first(key, ids, columns, target)
         if self._is_direct:
             return rows
-        return make_out(self._name, ids, rows.shape[-1], layout.dtype, out).copy_(rows)
+        return make_out(self._name, ids, rows.shape[-1], row_format.dtype, out).copy_(rows)
 
     def _key(self, ids: torch.Tensor, columns: tuple[int, int] | None, out: torch.Tensor | None) -> Hashable:
         """Return what a launch for these depends on; None where it is not one launch that can be kept."""

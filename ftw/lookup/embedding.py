@@ -11,13 +11,13 @@ from ftw.errors import printable
 from ftw.lookup.hot_rows import check_hot_ids, count_slots, make_hot_rows
 from ftw.lookup.lookup_op import compiled_lookup
 from ftw.lookup.prefetch import Prefetch, PrefetchQueue
-from ftw.lookup.row_format import make_layout
-from ftw.lookup.table_storage import HeldTable
+from ftw.lookup.row_format import make_row_format
+from ftw.lookup.table_storage import TableStorage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftw.kernels.hot import Hot
+    from ftw.kernels.hot import HotRowBuffers
     from ftw.pinned.buffer import PinnedBuffer
     from ftw.pinned.memory_report import MemoryReport
 
@@ -87,16 +87,16 @@ class HostEmbedding(nn.Module):
             DeviceError: torch has no such device.
         """
         super().__init__()
-        layout = make_layout(name, table, dtype, ggml_type, vocab_range, scale, num_slices)
-        table = table if vocab_range is None else table[: layout.rows]
+        row_format = make_row_format(name, table, dtype, ggml_type, vocab_range, scale, num_slices)
+        table = table if vocab_range is None else table[: row_format.rows]
         num_slots = count_slots(name, table, hot_rows, hot_bytes)
         hot = make_hot_rows(name, table, num_slots, device) if num_slots else None
         self.name = name
         self.memory: MemoryReport | None = None
         self.placement = placement
         self.ggml_type = ggml_type
-        self._layout = layout
-        self._held = HeldTable(name, table, layout, buffer, hot, is_hot_asked=num_slots is not None)
+        self._layout = row_format
+        self._held = TableStorage(name, table, row_format, buffer, hot, is_hot_asked=num_slots is not None)
         self._prefetches = PrefetchQueue(name, self._held.side_streams)
 
     def __getattr__(self, name: str) -> Any:
@@ -150,7 +150,7 @@ class HostEmbedding(nn.Module):
         return self._held.pinned_nbytes
 
     @property
-    def hot(self) -> Hot | None:
+    def hot(self) -> HotRowBuffers | None:
         """The hot rows as the kernels take them: their slots, the rows, the counts; None without any, or closed."""
         hot_rows = self._held.hot_rows
         return None if hot_rows is None else hot_rows.hot
@@ -171,9 +171,9 @@ class HostEmbedding(nn.Module):
         columns = None if layer is None else self._layout.columns_of(self.name, layer)
         if not torch.compiler.is_compiling():
             return self._held.look_up(ids, columns, out)
-        layout = self._layout
-        columns = columns or (0, layout.columns)
-        return compiled_lookup(self.name, ids, self._held.handle, columns, layout.dtype, out)
+        row_format = self._layout
+        columns = columns or (0, row_format.columns)
+        return compiled_lookup(self.name, ids, self._held.handle, columns, row_format.dtype, out)
 
     def set_hot_rows(self, ids: torch.Tensor | Sequence[int]) -> None:
         """Make the rows of these ids the hot ones, and no others; on the current stream, as `update_hot_rows`.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ftw.errors import LookupArgumentError, printable
-from ftw.kernels.hot import Hot
+from ftw.kernels.hot import HotRowBuffers
 from ftw.kernels.lookup import lookup
 from ftw.lookup.row_format import whole_number
 from ftw.pinned.devices import resolve_device
@@ -55,7 +55,7 @@ class HotRows:
         self._slots = torch.full((num_rows + 1,), -1, dtype=torch.int32, device=device)
         self._residents = torch.full((num_slots + 1,), -1, dtype=torch.int64, device=device)
         self._counts = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        self.hot = Hot(
+        self.hot = HotRowBuffers(
             slots=self._slots[:num_rows],
             rows=torch.zeros(num_slots, table.shape[1], dtype=table.dtype, device=device),
             counts=self._counts,

@@ -36,7 +36,7 @@ _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lamb
 
 
 class LooksUp(Protocol):
-    """What the operator needs of a table: `ftw.lookup.table_storage.HeldTable`."""
+    """What the operator needs of a table: `ftw.lookup.table_storage.TableStorage`."""
 
     name: str
 

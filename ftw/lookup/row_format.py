@@ -1,4 +1,4 @@
-"""TableLayout: what a table's rows are and what a lookup makes of them; checked once, so that no lookup has to.
+"""RowFormat: what a table's rows are and what a lookup makes of them; checked once, so that no lookup has to.
 
 table     rows that follow each other, of ids first_id, first_id + 1, …; then padding that is never read
 row       columns elements, or num_slices slices of slice_columns elements, one for each layer
@@ -21,7 +21,7 @@ from ftw.kernels.packed_lookup import OUT_DTYPES, packed_columns
 _MAX_ID = torch.iinfo(torch.int64).max
 
 
-class TableLayout(NamedTuple):
+class RowFormat(NamedTuple):
     """A table's shape and types; see the module's table."""
 
     first_id: int
@@ -60,7 +60,7 @@ def whole_number(value: object) -> int | None:
         return None
 
 
-def make_layout(
+def make_row_format(
     name: str,
     table: torch.Tensor,
     dtype: torch.dtype | None,
@@ -68,7 +68,7 @@ def make_layout(
     vocab_range: tuple[int, int] | None,
     scale: float | None,
     num_slices: int | None,
-) -> TableLayout:
+) -> RowFormat:
     """Return the layout of a table; the arguments are those of `ftw.lookup.embedding.HostEmbedding`.
 
     Raises:
@@ -95,7 +95,7 @@ def make_layout(
         scale = _parse_scale(subject, scale, row_dtype)
     if num_slices is not None:
         num_slices = _parse_slices(subject, columns, ggml_type, num_slices)
-    return TableLayout(first_id, rows, columns, dtype, row_dtype, ggml_type, scale, num_slices)
+    return RowFormat(first_id, rows, columns, dtype, row_dtype, ggml_type, scale, num_slices)
 
 
 def _parse_range(subject: str, vocab_range: object, num_rows: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ftw.kernels.hot import Hot
+    from ftw.kernels.hot import HotRowBuffers
     from ftw.lookup.embedding import HostEmbedding
     from ftw.lookup.prefetch import Prefetch
     from ftw.pinned.memory_report import MemoryReport
@@ -109,7 +109,7 @@ class ShardedEmbedding(nn.Module):
         return self.shard.scale
 
     @property
-    def hot(self) -> Hot | None:
+    def hot(self) -> HotRowBuffers | None:
         """This rank's hot rows, as `HostEmbedding.hot`."""
         return self.shard.hot
 

@@ -1,4 +1,4 @@
-"""HeldTable: a table, the memory that it lies in, and its hot rows, which a module and its copies share.
+"""TableStorage: a table, the memory that it lies in, and its hot rows, which a module and its copies share.
 
 Closed once, it is closed for all of them. A copy of it is the same object, so no table is ever copied; it cannot be
 pickled.
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
     from ftw.lookup.hot_rows import HotRows
-    from ftw.lookup.row_format import TableLayout
+    from ftw.lookup.row_format import RowFormat
     from ftw.pinned.buffer import PinnedBuffer
 
 
-class HeldTable:
+class TableStorage:
     """A table until its close.
 
     Attributes:
@@ -35,7 +35,7 @@ class HeldTable:
         self,
         name: str,
         table: torch.Tensor,
-        layout: TableLayout,
+        row_format: RowFormat,
         buffer: PinnedBuffer | None = None,
         hot_rows: HotRows | None = None,
         *,
@@ -48,7 +48,7 @@ class HeldTable:
         self.handle = register(self)
         self._is_hot_asked = is_hot_asked
         self._table: torch.Tensor | None = table
-        self._lookup: EagerLookup | None = EagerLookup(name, table, layout, hot_rows, self.handle)
+        self._lookup: EagerLookup | None = EagerLookup(name, table, row_format, hot_rows, self.handle)
         self._buffer = buffer
 
     @property
@@ -110,7 +110,7 @@ class HeldTable:
     def _closed(self) -> ClosedError:
         return ClosedError(f"{printable(self.name)}: table: its memory has been given back")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> HeldTable:
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableStorage:
         return self
 
     def __reduce__(self) -> NoReturn:

@@ -10,7 +10,7 @@ from packed_tables import random_table
 
 from ftw.ggml_types import ggml_types_by_name
 from ftw.kernels.distinct import prefers_distinct
-from ftw.kernels.hot import Hot
+from ftw.kernels.hot import HotRowBuffers
 from ftw.kernels.launching import Launcher
 from ftw.kernels.lookup import lookup
 from ftw.kernels.packed_lookup import packed_lookup, prepare
@@ -50,7 +50,7 @@ class Case:
         self.gpu = made.table.to(DEVICE)
         assert made.hot.counts is not None
         self.counts = made.hot.counts.to(DEVICE)
-        self.hot = Hot(made.hot.slots.to(DEVICE), made.hot.rows.to(DEVICE), self.counts)
+        self.hot = HotRowBuffers(made.hot.slots.to(DEVICE), made.hot.rows.to(DEVICE), self.counts)
         values = torch.bfloat16 if self.ggml_type is not None else whole.dtype
         self.values = values_of(whole, self.ggml_type, values).to(DEVICE)
 
@@ -278,7 +278,7 @@ def test_distinct_lookup_sees_a_set_that_changes_between_replays(case: Case) -> 
     copies = case.gpu.view(torch.uint8).clone()
     copies[was_hot] = case.hot.rows.view(torch.uint8)[case.hot.slots[was_hot].long()]
     all_slots = torch.arange(ROWS, dtype=torch.int32, device=DEVICE)
-    hot = Hot(torch.where(was_hot, all_slots, -1), copies.view(case.gpu.dtype), torch.zeros_like(all_slots))
+    hot = HotRowBuffers(torch.where(was_hot, all_slots, -1), copies.view(case.gpu.dtype), torch.zeros_like(all_slots))
     ids = zipf_ids(70_000)
     case.look_up(case.host, ids, hot=hot, is_distinct=True)
     graph = torch.cuda.CUDAGraph()

@@ -13,11 +13,11 @@ from ftw.kernels import distinct, packed_lookup
 from ftw.kernels import lookup as dense_lookup
 from ftw.kernels.arguments import check_distinct
 from ftw.kernels.distinct import make_owners, plan_distinct, prefers_distinct
-from ftw.kernels.hot import Hot
+from ftw.kernels.hot import HotRowBuffers
 from ftw.kernels.launching import launch_once
 from ftw.kernels.lookup import launch, lookup, plan_launch
 from ftw.lookup.eager_lookup import EagerLookup
-from ftw.lookup.row_format import TableLayout
+from ftw.lookup.row_format import RowFormat
 
 ROWS = 13
 
@@ -112,7 +112,7 @@ def test_hot_rows_may_change_between_the_launches(becomes: str, changes_before: 
     all_slots = torch.arange(ROWS, dtype=torch.int32)
     no_slots = torch.full_like(all_slots, -1)
     before, after = (no_slots, all_slots) if becomes == "hot" else (all_slots, no_slots)
-    hot = Hot(before.clone(), table.clone(), torch.zeros_like(all_slots))
+    hot = HotRowBuffers(before.clone(), table.clone(), torch.zeros_like(all_slots))
     ids = torch.tensor([-1, 5, 5, 0, 5, 12])
     owners = torch.zeros_like(all_slots)
     out = torch.full((6, 64), 0xA5, dtype=torch.uint8).view(torch.bfloat16)
@@ -183,5 +183,5 @@ def test_owners_are_no_larger_than_the_output(num_rows: int, out_nbytes: int, is
 @pytest.mark.parametrize(("rows", "is_distinct"), [(1 << 10, True), (3 << 20, False)], ids=["few_rows", "many_rows"])
 def test_eager_lookups_elect_where_owners_are_affordable(rows: int, is_distinct: bool) -> None:
     table = torch.zeros(rows, 2, dtype=torch.int8)
-    layout = TableLayout(0, rows, 2, torch.int8, torch.int8, None, None, None)
+    layout = RowFormat(0, rows, 2, torch.int8, torch.int8, None, None, None)
     assert EagerLookup("table", table, layout, None, handle=0)._is_distinct(2048) is is_distinct

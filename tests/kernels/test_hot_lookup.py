@@ -12,7 +12,7 @@ from packed_tables import random_table, special_table
 import ftw
 from ftw.ggml_types import ggml_types_by_name
 from ftw.kernels import packed_lookup as module
-from ftw.kernels.hot import Hot
+from ftw.kernels.hot import HotRowBuffers
 from ftw.kernels.lookup import launch, lookup
 from ftw.kernels.packed_lookup import launch as packed_launch
 from ftw.kernels.packed_lookup import packed_columns, packed_lookup
@@ -247,7 +247,7 @@ def test_everything_at_once(data: st.DataObject, way: str) -> None:
     check(way, made, tensor, ggml_type, dtype, is_hot=is_hot, is_distinct=is_distinct, **options)
 
 
-GOOD = Hot(torch.zeros(4, dtype=torch.int32), torch.zeros(2, 32))
+GOOD = HotRowBuffers(torch.zeros(4, dtype=torch.int32), torch.zeros(2, 32))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ GOOD = Hot(torch.zeros(4, dtype=torch.int32), torch.zeros(2, 32))
         pytest.param(GOOD._replace(counts=torch.zeros(4)), "counts: found torch.float32", id="float_counts"),
     ],
 )
-def test_lookup_refuses_hot_rows(hot: Hot, words: str) -> None:
+def test_lookup_refuses_hot_rows(hot: HotRowBuffers, words: str) -> None:
     with pytest.raises(ftw.LookupArgumentError, match=f"lookup: hot: {words}.* is needed"):
         lookup(torch.zeros(4, 32), torch.tensor([0]), hot=hot)
     lookup(torch.zeros(4, 32), torch.tensor([0]), hot=GOOD)

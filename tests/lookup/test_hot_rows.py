@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packed_tables import assert_equal_rows, expected, random_table
 
 import ftw
-from ftw.kernels.hot import Hot
+from ftw.kernels.hot import HotRowBuffers
 from ftw.kernels.lookup import launch
 from ftw.lookup.embedding import HostEmbedding
 
@@ -251,7 +251,7 @@ def test_kernel_fills_slots_in_place(columns: int) -> None:
     wanted = torch.stack([table[comes], rows[1], torch.zeros(columns, dtype=torch.bfloat16)])
     slots = torch.full((9,), -1, dtype=torch.int32)
     slots[stays] = 1
-    launch(table, torch.tensor([comes, stays, -1]), rows, hot=Hot(slots, rows))
+    launch(table, torch.tensor([comes, stays, -1]), rows, hot=HotRowBuffers(slots, rows))
     assert torch.equal(rows, wanted)
 
 

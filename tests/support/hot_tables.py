@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from packed_tables import decoded
 
-from ftw.kernels.hot import Hot
+from ftw.kernels.hot import HotRowBuffers
 
 
 class HotTable(NamedTuple):
@@ -14,7 +14,7 @@ class HotTable(NamedTuple):
 
     whole: torch.Tensor
     table: torch.Tensor
-    hot: Hot
+    hot: HotRowBuffers
 
 
 def random_rows(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -34,7 +34,7 @@ def make_hot(table: torch.Tensor, hot_rows: Sequence[int], *, is_counted: bool =
         copies[slot] = table[row].view(torch.uint8)
         poisoned.view(torch.uint8)[row] = 0xA5
     counts = torch.zeros(table.shape[0], dtype=torch.int32) if is_counted else None
-    return HotTable(table, poisoned, Hot(slots, copies.view(table.dtype), counts))
+    return HotTable(table, poisoned, HotRowBuffers(slots, copies.view(table.dtype), counts))
 
 
 def expected_rows(

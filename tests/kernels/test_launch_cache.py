@@ -12,7 +12,7 @@ import torch
 from ftw.kernels import launch_cache as kept_launches
 from ftw.kernels import launching
 from ftw.kernels.jit.lookup_triton import lookup_kernel
-from ftw.kernels.launch_cache import KeptLaunches
+from ftw.kernels.launch_cache import LaunchCache
 from ftw.kernels.launching import Launch, launch_key
 from ftw.kernels.lookup import plan_launch
 
@@ -51,7 +51,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
-def keep(kept: KeptLaunches, key: object, ids: torch.Tensor, compiled: object) -> tuple[Launch, torch.Tensor]:
+def keep(kept: LaunchCache, key: object, ids: torch.Tensor, compiled: object) -> tuple[Launch, torch.Tensor]:
     """Keep a lookup as if it had just been compiled and launched."""
     out = torch.empty(ids.numel(), 16, dtype=TABLE.dtype)
     launch = plan_launch(TABLE, ids, out)
@@ -61,7 +61,7 @@ def keep(kept: KeptLaunches, key: object, ids: torch.Tensor, compiled: object) -
 
 
 def test_kept_launch_takes_new_addresses(runtime: SimpleNamespace) -> None:
-    kept, calls = KeptLaunches(), []
+    kept, calls = LaunchCache(), []
     launch, _ = keep(kept, "key", torch.tensor([0, 1, 2]), FakeCompiled(calls))
     assert launch.kernel is lookup_kernel  # imported above: with the fake in place Triton cannot be
     assert kept.find("other") is None
@@ -80,7 +80,7 @@ def test_kept_launch_takes_new_addresses(runtime: SimpleNamespace) -> None:
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
 @pytest.mark.parametrize("hook", [Chain(print), print], ids=["chain", "function"])
 def test_hooks_of_a_profiler_are_called(runtime: SimpleNamespace, name: str, hook: object) -> None:
-    kept, calls = KeptLaunches(), []
+    kept, calls = LaunchCache(), []
     launch, _ = keep(kept, "key", torch.tensor([0]), FakeCompiled(calls))
     setattr(runtime, name, hook)
     found = kept.find("key")
@@ -112,7 +112,7 @@ def test_triton_of_an_unknown_version_is_called(
     """Only what is known to take its arguments in this order is launched without asking."""
     named = {} if version is None else {"__version__": version}
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(**named, knobs=SimpleNamespace(runtime=runtime)))
-    kept, calls = KeptLaunches(), []
+    kept, calls = LaunchCache(), []
     launch, _ = keep(kept, "key", torch.tensor([0]), FakeCompiled(calls))
     found = kept.find("key")
     assert found is not None
@@ -126,7 +126,7 @@ def test_triton_of_an_unknown_version_is_called(
 def test_triton_that_does_not_tell_of_hooks_is_called(
     runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, triton: object
 ) -> None:
-    kept, calls = KeptLaunches(), []
+    kept, calls = LaunchCache(), []
     keep(kept, "key", torch.tensor([0]), FakeCompiled(calls))
     monkeypatch.setitem(sys.modules, "triton", triton)
     found = kept.find("key")
@@ -137,7 +137,7 @@ def test_triton_that_does_not_tell_of_hooks_is_called(
 
 
 def test_what_is_interpreted_is_not_kept() -> None:
-    kept = KeptLaunches()
+    kept = LaunchCache()
     ids = torch.tensor([0])
     out = torch.empty(1, 16, dtype=TABLE.dtype)
     kept.keep("key", plan_launch(TABLE, ids, out), ids, out)
@@ -145,7 +145,7 @@ def test_what_is_interpreted_is_not_kept() -> None:
 
 
 def test_ids_and_output_are_not_kept_alive() -> None:
-    kept = KeptLaunches()
+    kept = LaunchCache()
     ids = torch.tensor([0, 1])
     launch, out = keep(kept, "key", ids, FakeCompiled([]))
     references = [weakref.ref(ids), weakref.ref(out)]
@@ -156,7 +156,7 @@ def test_ids_and_output_are_not_kept_alive() -> None:
 
 def test_not_more_is_kept_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_launches, "_MAX_KEPT", 3)
-    kept = KeptLaunches()
+    kept = LaunchCache()
     for number in range(10):
         keep(kept, number, torch.tensor([number]), FakeCompiled([]))
         assert kept.find(number) is not None
