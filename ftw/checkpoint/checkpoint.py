@@ -20,7 +20,7 @@ from ftw.files.weight_file import WeightFile
 from ftw.host.memory import HostMemory
 from ftw.hub.path import HubPath
 from ftw.readers import open_reader
-from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, find_record, iter_content
+from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, iter_content, read_ftw_key
 from ftw.readers.gguf.reader import read_gguf_metadata
 from ftw.sizes import align_up
 
@@ -306,7 +306,7 @@ def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
 
 def _check_copy(reader: FtwReader) -> None:
     """Check the copy of a GGUF's metadata against the index, where that records it: a verdict rests on it."""
-    derived = find_record(reader.metadata, "derived")
+    derived = read_ftw_key(reader.metadata, "derived")
     recorded = derived if isinstance(derived, list) else []
     entries = [entry for entry in recorded if isinstance(entry, dict) and entry.get("name") == GGUF_METADATA_NAME]
     if len(entries) > 1:

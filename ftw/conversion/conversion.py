@@ -40,7 +40,7 @@ from ftw.conversion.target import (
     standing_folder,
 )
 from ftw.conversion.verification import verify
-from ftw.conversion.writing.chunk_reader import RunReader
+from ftw.conversion.writing.chunk_reader import ChunkReader
 from ftw.conversion.writing.index_file import iter_index
 from ftw.conversion.writing.shard_plan import DEFAULT_SHARD_LIMIT
 from ftw.conversion.writing.writer import FtwWriter
@@ -296,5 +296,5 @@ def _write(
         write_atomically(staging / file.name, file.read())
     name = checkpoint.source
     with FtwWriter(staging, plan.layout, source=name, checksums=checksums, record=journal.record) as writer:
-        writer.write(RunReader(checkpoint).read, progress)
+        writer.write(ChunkReader(checkpoint).read, progress)
         writer.finish(plan.index_extra)

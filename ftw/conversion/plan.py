@@ -13,11 +13,11 @@ from ftw._version import __version__
 from ftw.checkpoint.config import CONFIG_NAME
 from ftw.conversion import metadata_files
 from ftw.conversion.writing.index_file import iter_index_without_checksums
-from ftw.conversion.writing.shard_plan import Layout, plan_layout
+from ftw.conversion.writing.shard_plan import ShardPlan, plan_shards
 from ftw.dtypes import DTYPES
 from ftw.errors import CheckpointError, OutputError, printable
 from ftw.files.strict_json import MAX_NBYTES
-from ftw.readers.ftw import check_gguf_metadata_size, find_record
+from ftw.readers.ftw import check_gguf_metadata_size, read_ftw_key
 from ftw.readers.ftw_index import MAX_OTHERS
 from ftw.verdict.placement import Placement, plan_placement
 from ftw.verdict.verdict import judge
@@ -58,7 +58,7 @@ class ConversionPlan:
         digest: Of all that, and of the state of the source's files.
     """
 
-    layout: Layout
+    layout: ShardPlan
     placement: Placement
     tables: tuple[TableVerdict, ...]
     host_tables: frozenset[TableVerdict]
@@ -99,7 +99,7 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     roles = {name: table.role for table in placement.host_tables for name in table.tensors}
     tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in checkpoint.tensors.values()]
     tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
-    layout = plan_layout(tensors, shard_limit)
+    layout = plan_shards(tensors, shard_limit)
     if len(layout.shards) > _MAX_SHARDS:
         found = f"{len(layout.shards)} of at most {shard_limit} bytes would be needed"
         raise OutputError(f"{printable(checkpoint.source)}: shards: {found}, at most {_MAX_SHARDS} are allowed")
@@ -149,7 +149,7 @@ def needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
     return plan.layout.total_bytes + plan.index_nbytes + copied + sum(file.nbytes for file in plan.derived_files)
 
 
-def _warnings(checkpoint: Checkpoint, layout: Layout, left_out: tuple[LeftOut, ...]) -> list[str]:
+def _warnings(checkpoint: Checkpoint, layout: ShardPlan, left_out: tuple[LeftOut, ...]) -> list[str]:
     """Return what a user might not expect of the conversion; the verdict has warnings of its own."""
     found: list[str] = []
     if checkpoint.format == "ftw" and checkpoint.metadata.get("side_files"):
@@ -190,7 +190,7 @@ def _index_extra(
     if checkpoint.format == "ftw":
         carried = {key: value for key, value in checkpoint.metadata.items() if key not in _OWN_INDEX_KEYS}
     name = checkpoint.folder.resolve().name if os.path.exists(checkpoint.source) else checkpoint.source
-    decoded_before = find_record(checkpoint.metadata, "decoded")
+    decoded_before = read_ftw_key(checkpoint.metadata, "decoded")
     decoded = [{"name": name, "from": list(parts)} for name, parts in checkpoint.decoded.items()]
     optional = {
         "derived": [_derived_entry(file) for file in derived],

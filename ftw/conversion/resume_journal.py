@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from ftw.conversion.writing.shard_plan import iter_runs
+from ftw.conversion.writing.shard_plan import iter_write_chunks
 from ftw.errors import OutputError
 from ftw.files.weight_file import WeightFile
 from ftw.host.atomic_write import write_atomically
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ftw.conversion.writing.shard_plan import Layout, Run
+    from ftw.conversion.writing.shard_plan import Chunk, ShardPlan
 
 _RUN_NBYTES = 16 << 20
 _PLAN = b"plan "
@@ -93,14 +93,14 @@ def is_part_of(folder: Path, digest: str) -> bool:
         return file.readline(256) == _first_line(digest)
 
 
-def read_journal(folder: Path, layout: Layout) -> list[str]:
+def read_journal(folder: Path, layout: ShardPlan) -> list[str]:
     """Return the checksums that a folder's journal, one of this very plan, has of the layout's first tensors."""
     with (folder / JOURNAL_NAME).open("rb") as file:
         lines = file.read(_nbytes_of_journal(layout)).splitlines(keepends=True)[1:]
     return [line[:-1].decode() for line in takewhile(_CHECKSUM.fullmatch, lines)][: len(layout.tensors)]
 
 
-def keep_part(folder: Path, layout: Layout, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
+def keep_part(folder: Path, layout: ShardPlan, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
     """Remove all from a folder but the shards' bytes of tensors that are right; return the checksums of those.
 
     Args:
@@ -137,16 +137,16 @@ def _lines(checksums: Sequence[str]) -> bytes:
     return b"".join(b"%s\n" % checksum.encode() for checksum in checksums)
 
 
-def _nbytes_of_journal(layout: Layout) -> int:
+def _nbytes_of_journal(layout: ShardPlan) -> int:
     return 256 + 17 * len(layout.tensors)
 
 
-def _check_tensors(folder: Path, layout: Layout, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
+def _check_tensors(folder: Path, layout: ShardPlan, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
     """Read tensors back, in order; return the checksums of those before the first that is not what was `wanted`."""
     right: list[str] = []
     hasher = xxhash.xxh3_64()
     memory = HostMemory(_RUN_NBYTES)
-    for run in iter_runs(layout, _RUN_NBYTES):
+    for run in iter_write_chunks(layout, _RUN_NBYTES):
         view = memory.view()[: run.nbytes]
         held = _read_run(folder / layout.shards[run.shard].name, run, view) if run.nbytes else 0
         for piece in run.pieces:
@@ -164,7 +164,7 @@ def _check_tensors(folder: Path, layout: Layout, wanted: list[str], progress: Ca
     return right
 
 
-def _read_run(path: Path, run: Run, view: memoryview) -> int:
+def _read_run(path: Path, run: Chunk, view: memoryview) -> int:
     """Fill a view with as much of a run as its shard holds; return how much that is."""
     if path.is_symlink() or not path.is_file():
         return 0

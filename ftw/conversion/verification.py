@@ -14,7 +14,7 @@ from ftw.checkpoint.source import resolve_source
 from ftw.errors import CheckpointError, printable
 from ftw.files.links import stays_inside
 from ftw.host.memory import HostMemory
-from ftw.readers.ftw import ALIGNMENT, FtwReader, find_record
+from ftw.readers.ftw import ALIGNMENT, FtwReader, read_ftw_key
 from ftw.readers.problems import Problems
 from ftw.sizes import align_up
 
@@ -167,7 +167,7 @@ def _is_inside(name: str) -> bool:
 
 def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Checkpoint:
     """Open what a checkpoint is to be compared with; where its index says that tensors were decoded, decode them."""
-    return open_checkpoint(source, decode_df11=bool(find_record(checkpoint.metadata, "decoded")))
+    return open_checkpoint(source, decode_df11=bool(read_ftw_key(checkpoint.metadata, "decoded")))
 
 
 def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> Iterator[str]:

@@ -219,7 +219,7 @@ def check_gguf_metadata_size(path: str | os.PathLike[str], nbytes: int) -> None:
         raise CheckpointError(path, "file", problem)
 
 
-def find_record(metadata: Mapping[str, Any], key: str) -> Any:
+def read_ftw_key(metadata: Mapping[str, Any], key: str) -> Any:
     """Return what an index says under a key of ours, unchecked; None where it says nothing, and of other formats.
 
     Those have no objects among their metadata.

@@ -21,7 +21,7 @@ from thread_limit import limit_threads
 import ftw
 from ftw.conversion import target as target_module
 from ftw.conversion.writing import writer as writer_module
-from ftw.conversion.writing.chunk_reader import RunReader
+from ftw.conversion.writing.chunk_reader import ChunkReader
 from ftw.errors import CheckpointError, OutputError
 
 STAGING = ".out.ftw-partial"
@@ -66,14 +66,14 @@ def fail_in_write(monkeypatch, code: int, after: int) -> None:
 
 
 def fail_in_read(monkeypatch, error: BaseException) -> None:
-    real = RunReader.read
+    real = ChunkReader.read
 
     def read(self, run, buffer):
         if any(piece.tensor.name == "t3" for piece in run.pieces):
             raise error
         return real(self, run, buffer)
 
-    monkeypatch.setattr(RunReader, "read", read)
+    monkeypatch.setattr(ChunkReader, "read", read)
 
 
 @pytest.fixture(params=[False, True], ids=["new", "overwrite"])

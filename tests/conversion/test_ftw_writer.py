@@ -18,7 +18,7 @@ from leaks import descriptors
 
 from ftw import TensorInfo, open_checkpoint
 from ftw.conversion.writing import shard_files
-from ftw.conversion.writing.shard_plan import Layout, Run, Shard, iter_runs, plan_layout
+from ftw.conversion.writing.shard_plan import Chunk, Shard, ShardPlan, iter_write_chunks, plan_shards
 from ftw.conversion.writing.writer import FtwWriter
 from ftw.host.atomic_write import write_atomically
 
@@ -35,7 +35,7 @@ def pattern(nbytes: int, start: int = 0) -> bytes:
     return bytes((start + place) % 251 for place in range(251)) * (nbytes // 251 + 1)
 
 
-def write(folder: Path, contents: dict[str, bytes], shard_limit: int = 8 << 30, **extra: Any) -> Layout:
+def write(folder: Path, contents: dict[str, bytes], shard_limit: int = 8 << 30, **extra: Any) -> ShardPlan:
     """Write byte tensors of these contents as an FTW folder."""
     return write_infos(folder, [info(name, len(data)) for name, data in contents.items()], contents, shard_limit, extra)
 
@@ -47,10 +47,10 @@ def write_infos(
     shard_limit: int,
     extra: dict[str, Any],
     shift: int = 0,
-) -> Layout:
-    layout = plan_layout(infos, shard_limit)
+) -> ShardPlan:
+    layout = plan_shards(infos, shard_limit)
 
-    def read(run: Run, buffer: memoryview) -> list[int]:
+    def read(run: Chunk, buffer: memoryview) -> list[int]:
         """Leave each piece further behind its place than the one before it."""
         places = []
         for number, piece in enumerate(run.pieces):
@@ -65,7 +65,7 @@ def write_infos(
     return layout
 
 
-def region_of(folder: Path, layout: Layout) -> bytes:
+def region_of(folder: Path, layout: ShardPlan) -> bytes:
     return b"".join((folder / shard.name).read_bytes() for shard in layout.shards)
 
 
@@ -171,7 +171,7 @@ def test_pieces_that_lie_behind_their_places_are_moved(tmp_path: Path, shift: in
 )
 def test_layout_keeps_the_rules_of_the_format(sizes: list[int], blocks: int) -> None:
     limit = blocks * 4096
-    layout = plan_layout([info(str(number), nbytes) for number, nbytes in enumerate(sizes)], limit)
+    layout = plan_shards([info(str(number), nbytes) for number, nbytes in enumerate(sizes)], limit)
     assert [(tensor.name, tensor.nbytes) for tensor in layout.tensors] == [(str(n), s) for n, s in enumerate(sizes)]
     padded = [-(-nbytes // 4096) * 4096 for nbytes in sizes]
     assert [tensor.offset for tensor in layout.tensors] == [sum(padded[:number]) for number in range(len(sizes))]
@@ -192,7 +192,7 @@ def test_layout_keeps_the_rules_of_the_format(sizes: list[int], blocks: int) -> 
 
 
 def test_layout_of_known_sizes_is_known() -> None:
-    layout = plan_layout(
+    layout = plan_shards(
         [info(name, nbytes) for name, nbytes in (("a", 4096), ("b", 8000), ("c", 9000), ("d", 1))], 8192
     )
     assert [tensor.offset for tensor in layout.tensors] == [0, 4096, 12288, 24576]
@@ -214,12 +214,12 @@ def test_layout_of_known_sizes_is_known() -> None:
 def test_runs_cover_each_byte_once_from_any_tensor_on(
     sizes: list[int], shard_limit: int, run_nbytes: int, data: st.DataObject
 ) -> None:
-    layout = plan_layout([info(f"t{number}", nbytes) for number, nbytes in enumerate(sizes)], shard_limit)
+    layout = plan_shards([info(f"t{number}", nbytes) for number, nbytes in enumerate(sizes)], shard_limit)
     first = data.draw(st.integers(0, len(sizes)))
     position = layout.start_of(first)
     done = dict.fromkeys((tensor.name for tensor in layout.tensors[first:]), 0)
     ended = []
-    for run in iter_runs(layout, run_nbytes, first):
+    for run in iter_write_chunks(layout, run_nbytes, first):
         assert run.nbytes <= run_nbytes
         if run.nbytes:
             shard = layout.shards[run.shard]
@@ -270,10 +270,10 @@ def test_failed_sync_surfaces_with_the_name_of_the_file(tmp_path: Path, monkeypa
 
 
 def test_error_of_the_source_leaves_no_index(tmp_path: Path) -> None:
-    layout = plan_layout([info("a", 40 * MIB)])
+    layout = plan_shards([info("a", 40 * MIB)])
     before = descriptors()
 
-    def read(run: Run, buffer: memoryview) -> list[int]:
+    def read(run: Chunk, buffer: memoryview) -> list[int]:
         if run.pieces[0].offset:
             raise ConnectionError("the source went away")
         return [piece.start for piece in run.pieces]

@@ -16,7 +16,7 @@ from gguf_builder import ARCHITECTURE, Blocks, entry, gguf_bytes, kv, random_blo
 from inspecting import stored_bytes
 
 import ftw
-from ftw.conversion.writing.chunk_reader import RunReader
+from ftw.conversion.writing.chunk_reader import ChunkReader
 from ftw.ggml_types import PACKED_TYPES, ggml_types_by_name
 from ftw.readers.gguf.reader import GgufReader
 
@@ -378,7 +378,7 @@ def test_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     if where == "copy":
         monkeypatch.setattr("ftw.readers.gguf.reader._gguf_copy._iter_copy", fail)
     else:
-        monkeypatch.setattr(RunReader, "read", fail)
+        monkeypatch.setattr(ChunkReader, "read", fail)
     with pytest.raises(OSError, match="Input/output error"):
         ftw.convert(source, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["src"]

@@ -1,4 +1,4 @@
-"""RunReader: fills a buffer with the bytes of a run's tensors, which need not lie where the run wants them.
+"""ChunkReader: fills a buffer with the bytes of a run's tensors, which need not lie where the run wants them.
 
 Around the page cache only whole blocks can be read, while tensors of a safetensors file or a GGUF begin at any byte. So
 each piece of a run is left where its blocks put it, up to a block further on for each piece before it; whoever takes
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ftw.checkpoint.checkpoint import Checkpoint
-    from ftw.conversion.writing.shard_plan import Piece, Run
+    from ftw.conversion.writing.shard_plan import Chunk, ChunkPart
     from ftw.files.weight_file import WeightFile
 
 
@@ -25,17 +25,17 @@ def buffer_nbytes(run_nbytes: int) -> int:
     return run_nbytes + max_shifts * DIRECT_ALIGNMENT
 
 
-class RunReader:
+class ChunkReader:
     """Reads runs of a checkpoint; several threads may do so at a time."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    def read(self, run: Run, buffer: memoryview) -> list[int]:
+    def read(self, run: Chunk, buffer: memoryview) -> list[int]:
         """Read the bytes of a run's pieces; return at which byte of the buffer those of each begin.
 
-        That is never before `Piece.start`, and each lies after the one before it, so that they may be moved to there
-        one after another.
+        That is never before `ChunkPart.start`, and each lies after the one before it, so that they may be moved to
+        there one after another.
 
         Args:
             run: What to read.
@@ -55,7 +55,7 @@ class RunReader:
                     shift += DIRECT_ALIGNMENT
         return places
 
-    def _read(self, piece: Piece, buffer: memoryview, files: _LatestFile) -> int:
+    def _read(self, piece: ChunkPart, buffer: memoryview, files: _LatestFile) -> int:
         """Read one piece; return at which byte of the buffer it begins."""
         name = piece.tensor.name
         found = self._checkpoint.find_bytes(name, piece.offset, piece.nbytes)

@@ -11,13 +11,13 @@ from ftw.readers.ftw import ALIGNMENT, FORMAT_NAME, VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ftw.conversion.writing.shard_plan import Layout
+    from ftw.conversion.writing.shard_plan import ShardPlan
     from ftw.tensors import TensorInfo
 
 _NO_CHECKSUM = "0" * 16
 
 
-def iter_index(layout: Layout, checksums: Sequence[str], extra: Mapping[str, Any]) -> Iterator[bytes]:
+def iter_index(layout: ShardPlan, checksums: Sequence[str], extra: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield the index in pieces: built whole, that of 100,000 tensors would take 100 MB.
 
     Args:
@@ -41,7 +41,7 @@ def iter_index(layout: Layout, checksums: Sequence[str], extra: Mapping[str, Any
     yield f'],\n"shards": {json.dumps(shards)}}}\n'.encode()
 
 
-def iter_index_without_checksums(layout: Layout, extra: Mapping[str, Any]) -> Iterator[bytes]:
+def iter_index_without_checksums(layout: ShardPlan, extra: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield an index of the same length before the first tensor has been read."""
     return iter_index(layout, [_NO_CHECKSUM] * len(layout.tensors), extra)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ftw.conversion.writing.shard_plan import Layout, Run
+    from ftw.conversion.writing.shard_plan import Chunk, ShardPlan
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
@@ -20,13 +20,13 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 class ShardFiles:
     """The shards of a layout in a folder; used by one thread."""
 
-    def __init__(self, folder: Path, layout: Layout) -> None:
+    def __init__(self, folder: Path, layout: ShardPlan) -> None:
         self._folder = folder
         self._layout = layout
         self._shard = -1
         self._descriptor = -1
 
-    def write(self, run: Run, view: memoryview) -> None:
+    def write(self, run: Chunk, view: memoryview) -> None:
         """Write a run. Runs come in order; the first may go on in a shard that an earlier process began.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Layout: where the tensors of an FTW lie in its region, which shards cut the region, in which runs it is written.
+"""ShardPlan: where the tensors of an FTW lie in its region, which shards cut the region, in which runs it is written.
 
 region   tensors one after another, each at a multiple of 4096, zeros up to the next one
 shard    a part of the region that is one file
@@ -29,7 +29,7 @@ class Shard(NamedTuple):
     nbytes: int
 
 
-class Piece(NamedTuple):
+class ChunkPart(NamedTuple):
     """`nbytes` bytes of a tensor from its byte `offset` on; in the run they begin at its byte `start`."""
 
     tensor: TensorInfo
@@ -43,17 +43,17 @@ class Piece(NamedTuple):
         return self.offset + self.nbytes == self.tensor.nbytes
 
 
-class Run(NamedTuple):
+class Chunk(NamedTuple):
     """Whole blocks of one shard, `nbytes` from its byte `offset` on; what no piece covers is zero."""
 
     shard: int
     offset: int
     nbytes: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChunkPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardPlan:
     """Where everything goes: tensors with their offsets in the region, and the shards that cut it."""
 
     tensors: tuple[TensorInfo, ...]
@@ -79,7 +79,7 @@ class Layout:
         return sum(tensor.nbytes for tensor in self.tensors[:number])
 
 
-def plan_layout(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_LIMIT) -> Layout:
+def plan_shards(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_LIMIT) -> ShardPlan:
     """Place tensors one after another, each at a multiple of 4096.
 
     A tensor that fits into a shard is never split: where it does not fit into the rest of the current one, that shard
@@ -109,10 +109,10 @@ def plan_layout(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_
     for number, nbytes in enumerate(lengths if offset else ()):
         shards.append(Shard(SHARD_NAME.format(number), start, nbytes))
         start += nbytes
-    return Layout(tuple(placed), tuple(shards), shard_limit)
+    return ShardPlan(tuple(placed), tuple(shards), shard_limit)
 
 
-def iter_runs(layout: Layout, run_nbytes: int, first: int = 0) -> Iterator[Run]:
+def iter_write_chunks(layout: ShardPlan, run_nbytes: int, first: int = 0) -> Iterator[Chunk]:
     """Yield the region in order, from the tensor with the number `first` on, in runs of at most `run_nbytes`.
 
     Tensors without bytes that nothing follows come last, in a run without bytes.
@@ -122,16 +122,16 @@ def iter_runs(layout: Layout, run_nbytes: int, first: int = 0) -> Iterator[Run]:
         end = shard.offset + shard.nbytes
         while position < end:
             limit = min(position + run_nbytes, end)
-            pieces: list[Piece] = []
+            pieces: list[ChunkPart] = []
             place = position
             while place < limit and number < len(layout.tensors):
                 tensor = layout.tensors[number]
                 nbytes = min(tensor.nbytes - done, limit - place)
-                pieces.append(Piece(tensor, done, place - position, nbytes))
+                pieces.append(ChunkPart(tensor, done, place - position, nbytes))
                 place, done = align_up(place + nbytes, ALIGNMENT), done + nbytes
                 if pieces[-1].is_last:
                     number, done = number + 1, 0
-            yield Run(shard_number, position - shard.offset, limit - position, tuple(pieces))
+            yield Chunk(shard_number, position - shard.offset, limit - position, tuple(pieces))
             position = limit
     if number < len(layout.tensors):
-        yield Run(0, 0, 0, tuple(Piece(tensor, 0, 0, 0) for tensor in layout.tensors[number:]))
+        yield Chunk(0, 0, 0, tuple(ChunkPart(tensor, 0, 0, 0) for tensor in layout.tensors[number:]))

@@ -17,7 +17,7 @@ import xxhash
 from ftw.conversion.writing.chunk_reader import buffer_nbytes
 from ftw.conversion.writing.index_file import iter_index
 from ftw.conversion.writing.shard_files import ShardFiles
-from ftw.conversion.writing.shard_plan import iter_runs
+from ftw.conversion.writing.shard_plan import iter_write_chunks
 from ftw.errors import CheckpointError
 from ftw.host.atomic_write import write_atomically
 from ftw.host.memory import HostMemory, address_of
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from ftw.conversion.writing.shard_plan import Layout, Piece, Run
+    from ftw.conversion.writing.shard_plan import Chunk, ChunkPart, ShardPlan
     from ftw.tensors import TensorInfo
 
-    ReadRun = Callable[[Run, memoryview], Sequence[int]]
+    ReadRun = Callable[[Chunk, memoryview], Sequence[int]]
 
 _RUN_NBYTES = 16 << 20
 _NUM_READERS = 2
@@ -51,7 +51,7 @@ class FtwWriter:
     def __init__(
         self,
         folder: Path,
-        layout: Layout,
+        layout: ShardPlan,
         *,
         source: str = "source",
         checksums: Sequence[str] = (),
@@ -98,7 +98,8 @@ class FtwWriter:
         """Write all tensors, and make their shards last.
 
         Args:
-            read: Reads a run into a buffer and returns where in it each piece lies, as `RunReader.read` does; called by
+            read: Reads a run into a buffer and returns where in it each piece lies, as `ChunkReader.read` does; called
+            by
                 two threads.
             progress: Called with the bytes of tensors that have been read, after each run of at most 16 MiB.
 
@@ -107,7 +108,7 @@ class FtwWriter:
             OSError: The disk is full or fails; it names the shard.
         """
         hasher = xxhash.xxh3_64()
-        reading: deque[tuple[Run, int, Future[Sequence[int]]]] = deque()
+        reading: deque[tuple[Chunk, int, Future[Sequence[int]]]] = deque()
 
         def pass_on() -> None:
             run, buffer, places = reading.popleft()
@@ -118,7 +119,7 @@ class FtwWriter:
             if progress:
                 progress(sum(piece.nbytes for piece in run.pieces))
 
-        for number, run in enumerate(iter_runs(self._layout, _RUN_NBYTES, len(self._checksums))):
+        for number, run in enumerate(iter_write_chunks(self._layout, _RUN_NBYTES, len(self._checksums))):
             buffer = number % _NUM_BUFFERS
             reader = self._readers[number % len(self._readers)]
             reading.append((run, buffer, reader.submit(self._read, read, run, buffer)))
@@ -134,11 +135,11 @@ class FtwWriter:
         """Write the index under its name, once all tensors have been written; `extra` holds its further keys."""
         write_atomically(self._folder / INDEX_NAME, iter_index(self._layout, self._checksums, extra))
 
-    def _read(self, read: ReadRun, run: Run, buffer: int) -> Sequence[int]:
+    def _read(self, read: ReadRun, run: Chunk, buffer: int) -> Sequence[int]:
         self._wait(buffer)
         return read(run, self._buffers[buffer].view())
 
-    def _finish_pieces(self, run: Run, view: memoryview, places: Sequence[int], hasher: xxhash.xxh3_64) -> list[str]:
+    def _finish_pieces(self, run: Chunk, view: memoryview, places: Sequence[int], hasher: xxhash.xxh3_64) -> list[str]:
         """Bring pieces to their places, take checksums, pad the tensors that end; return the checksums of those."""
         ended: list[str] = []
         for piece, place in zip(run.pieces, places, strict=True):
@@ -163,7 +164,7 @@ class FtwWriter:
         if write is not None:
             write.result()
 
-    def _write(self, run: Run, view: memoryview, ended: list[str]) -> None:
+    def _write(self, run: Chunk, view: memoryview, ended: list[str]) -> None:
         if self._has_failed:  # `record` would leave a gap
             return
         try:
@@ -175,7 +176,7 @@ class FtwWriter:
             raise
 
 
-def _move_and_hash(piece: Piece, view: memoryview, place: int, hasher: xxhash.xxh3_64) -> None:
+def _move_and_hash(piece: ChunkPart, view: memoryview, place: int, hasher: xxhash.xxh3_64) -> None:
     """Move a piece from `place`, which lies behind its start, to there, and take its bytes into the checksum."""
     end = piece.start + piece.nbytes
     if place == piece.start:

@@ -1,4 +1,4 @@
-"""RunReader: every piece's bytes, where it says that they lie, around the page cache and through it."""
+"""ChunkReader: every piece's bytes, where it says that they lie, around the page cache and through it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import ftw
-from ftw.conversion.writing.chunk_reader import RunReader, buffer_nbytes
-from ftw.conversion.writing.shard_plan import iter_runs, plan_layout
+from ftw.conversion.writing.chunk_reader import ChunkReader, buffer_nbytes
+from ftw.conversion.writing.shard_plan import iter_write_chunks, plan_shards
 from ftw.files.weight_file import DIRECT_MIN_JOB_NBYTES, OpenFile
 from ftw.host.memory import HostMemory
 
@@ -39,10 +39,10 @@ def check_runs(source: Path, run_nbytes: int) -> list[int]:
     """Read a checkpoint in runs, compare each piece with its file; return how far behind its place each lay."""
     shifts = []
     with ftw.open_checkpoint(source) as checkpoint:
-        layout = plan_layout(checkpoint.tensors.values())
+        layout = plan_shards(checkpoint.tensors.values())
         buffer = HostMemory(buffer_nbytes(run_nbytes)).view()
-        for run in iter_runs(layout, run_nbytes):
-            places = RunReader(checkpoint).read(run, buffer)
+        for run in iter_write_chunks(layout, run_nbytes):
+            places = ChunkReader(checkpoint).read(run, buffer)
             ends = [place + piece.nbytes for piece, place in zip(run.pieces, places, strict=True)]
             assert all(end <= place for end, place in zip(ends, places[1:], strict=False))
             for piece, place, end in zip(run.pieces, places, ends, strict=True):
@@ -106,18 +106,18 @@ def test_tensors_that_are_not_stored_as_they_are_read(tmp_path: Path) -> None:
 def test_file_that_changed_is_refused(tmp_path: Path) -> None:
     source = write_source(tmp_path / "source", [LARGE + 1])
     with ftw.open_checkpoint(source) as checkpoint:
-        (run,) = iter_runs(plan_layout(checkpoint.tensors.values()), 4 * MIB)
+        (run,) = iter_write_chunks(plan_shards(checkpoint.tensors.values()), 4 * MIB)
         buffer = HostMemory(buffer_nbytes(4 * MIB)).view()
         os.utime(source / "model.safetensors", ns=(1, 1))
         with pytest.raises(ftw.CheckpointError, match=r"model\.safetensors: file: changed while it was being read"):
-            RunReader(checkpoint).read(run, buffer)
+            ChunkReader(checkpoint).read(run, buffer)
 
 
 def test_closed_checkpoint_is_refused(tmp_path: Path) -> None:
     with ftw.open_checkpoint(write_source(tmp_path / "source", [5])) as checkpoint:
-        (run,) = iter_runs(plan_layout(checkpoint.tensors.values()), MIB)
+        (run,) = iter_write_chunks(plan_shards(checkpoint.tensors.values()), MIB)
     with pytest.raises(ftw.ClosedError):
-        RunReader(checkpoint).read(run, HostMemory(buffer_nbytes(MIB)).view())
+        ChunkReader(checkpoint).read(run, HostMemory(buffer_nbytes(MIB)).view())
 
 
 def test_run_of_many_files_holds_one_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +146,8 @@ def test_what_lies_in_two_files_is_read_around_the_page_cache(tmp_path: Path, mo
         OpenFile, "_read_direct", lambda self, offset, blocks: direct.append(len(blocks)) or real(self, offset, blocks)
     )
     with ftw.open_checkpoint(tmp_path / "ftw") as checkpoint:
-        layout = plan_layout(checkpoint.tensors.values())
-        (run,) = iter_runs(layout, 8 * MIB)
+        layout = plan_shards(checkpoint.tensors.values())
+        (run,) = iter_write_chunks(layout, 8 * MIB)
         buffer = HostMemory(buffer_nbytes(8 * MIB)).view()
-        assert RunReader(checkpoint).read(run, buffer) == [0]
+        assert ChunkReader(checkpoint).read(run, buffer) == [0]
     assert sum(direct) == 6 * MIB
