@@ -19,7 +19,7 @@ from .plot import check_plot, plot_budget
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ftw.verdict.gain import Budget, Share
+    from ftw.verdict.gain import Budget, BudgetSide
 
 
 _MIN_VRAM = 1 << 20
@@ -106,7 +106,7 @@ def _print_budget(budget: Budget) -> None:
     print_line(f"  tables in host memory: {_share_words(budget.after)}")
 
 
-def _share_words(share: Share) -> str:
+def _share_words(share: BudgetSide) -> str:
     if share.left_bytes < 0:
         return f"{format_size(-share.left_bytes)} too little for weights and tables"
     words = f"{format_size(share.left_bytes)} left"

@@ -13,9 +13,9 @@ from ftw.checkpoint.df11.tables import find_df11_tables
 from ftw.checkpoint.gguf_config import parse_gguf_config
 from ftw.checkpoint.source import locate_source, resolve_source
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
-from ftw.files.links import leads_out
+from ftw.files.links import is_outside
 from ftw.files.parallel_read import Part, read_parts
-from ftw.files.strict_json import shown
+from ftw.files.strict_json import short_repr
 from ftw.files.weight_file import WeightFile
 from ftw.host.memory import HostMemory
 from ftw.hub.path import HubPath
@@ -299,7 +299,7 @@ def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
         if reader.gguf_metadata is not None:
             path = reader.gguf_metadata.path
             return parse_gguf_config(read_gguf_metadata(path), path), ()
-    if leads_out(reader.folder / CONFIG_NAME, reader.folder):
+    if is_outside(reader.folder / CONFIG_NAME, reader.folder):
         return ModelConfig(), (f"{CONFIG_NAME} is a link that leads out of the folder, and is not read",)
     return read_model_config(reader.folder), ()
 
@@ -319,13 +319,13 @@ def _check_copy(reader: FtwReader) -> None:
         path = reader.folder / GGUF_METADATA_NAME
         raise CheckpointError(path, "file", "is missing, the index says that the checkpoint has it")
     if entry.get("bytes", copy.nbytes) != copy.nbytes:
-        problem = f"is {copy.nbytes} bytes long, the index says {shown(entry['bytes'])}"
+        problem = f"is {copy.nbytes} bytes long, the index says {short_repr(entry['bytes'])}"
         raise CheckpointError(copy.path, "file", problem)
     hasher = xxhash.xxh3_64()
     for piece in iter_content(copy):
         hasher.update(piece)
     if hasher.hexdigest() != entry.get("xxh3_64"):
-        problem = f"checksum is {hasher.hexdigest()}, the index says {shown(entry.get('xxh3_64'))}"
+        problem = f"checksum is {hasher.hexdigest()}, the index says {short_repr(entry.get('xxh3_64'))}"
         raise CheckpointError(copy.path, "file", problem)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint.kv_cache import HIDDEN_SIZE, count_kv, first_count
 from ftw.errors import CheckpointError
-from ftw.files.strict_json import read_json_file, shown
+from ftw.files.strict_json import read_json_file, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,7 +129,7 @@ def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _tie_flag(part: Mapping[str, Any], path: Path, subject: str) -> bool | None:
     flag = part.get(TIE_KEY)
     if flag is not None and not isinstance(flag, bool):
-        raise CheckpointError(path, subject, f"is {shown(flag)}, true or false is needed")
+        raise CheckpointError(path, subject, f"is {short_repr(flag)}, true or false is needed")
     return flag
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from ftw.checkpoint.config import ModelConfig
 from ftw.checkpoint.kv_cache import MAX_COUNT
 from ftw.errors import CheckpointError
-from ftw.files.strict_json import is_count, shown
+from ftw.files.strict_json import is_count, short_repr
 from ftw.readers.gguf.metadata import ARCHITECTURE_KEY, OUTPUT_WEIGHT_KEY, MetadataArray
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def parse_gguf_config(metadata: Mapping[str, Any], path: Path) -> ModelConfig:
     """
     has_output_weight = metadata.get(OUTPUT_WEIGHT_KEY)
     if has_output_weight is not None and not isinstance(has_output_weight, bool):
-        raise CheckpointError(path, OUTPUT_WEIGHT_KEY, f"is {shown(has_output_weight)}, true or false is needed")
+        raise CheckpointError(path, OUTPUT_WEIGHT_KEY, f"is {short_repr(has_output_weight)}, true or false is needed")
     architecture = metadata.get(ARCHITECTURE_KEY)
     if architecture is None:
         raise CheckpointError(path, ARCHITECTURE_KEY, "is missing, the name of an architecture is needed")

@@ -65,7 +65,7 @@ _STEADY_WORDS = frozenset(
 )
 _SHARD = re.compile(r"(?:shard_)?\d+\.weight")  # one part of an n-gram table, cut along its rows
 # Parts of a model that look up other things than its text: their tables are not the token embedding.
-_FOREIGN = frozenset(
+_OTHER_PARTS = frozenset(
     """
     audio audio_model audio_tower blk code2wav code_predictor conditioning_encoder depth_decoder dit
     entity_embeddings exp_avg exp_avg_sq gemma_expert image_encoder layers medusa_head mtp mtp_head nextn optim
@@ -157,7 +157,7 @@ def find_other_tables(
     return [(role, StoredModule(module, tensors)) for (role, module), tensors in found.items()]
 
 
-def is_steady_table(path: str) -> bool:
+def is_position_like(path: str) -> bool:
     """Tell by its name whether a module looks up positions, segments, times or codes: at every step, or all of them.
 
     The last two parts of its path tell: `pos_embed`, `positional_embedding.embedding`.
@@ -185,7 +185,7 @@ def _find(
             continue
         bare = _strip_wrappers(name)
         module, suffix = _split(bare, leaves, paths)
-        if module and not _FOREIGN.intersection(module.split(".")[:-1]):
+        if module and not _OTHER_PARTS.intersection(module.split(".")[:-1]):
             wrapper = name[: len(name) - len(bare)]
             _note(found, wrapper + module, suffix, name, kind, source)
     return [StoredModule(path, tensors) for path, tensors in found.items()]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
-from ftw.files.links import stays_inside
+from ftw.files.links import is_inside
 from ftw.host.atomic_write import fsync_folder
 from ftw.readers.base import LeftOut
 from ftw.readers.ftw import INDEX_NAME, OWN_NAMES
@@ -85,7 +85,7 @@ def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
 
 def _open_inside(path: Path, folder: Path) -> BinaryIO:
     """Open a file of the folder, wherever in it or in its hub cache entry a link leads."""
-    if not stays_inside(path, folder):
+    if not is_inside(path, folder):
         raise CheckpointError(path, "file", "became a link that leads out of the source")
     descriptor = os.open(
         path.resolve(), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -132,6 +132,6 @@ def _reason_against(path: Path, folder: Path) -> str | None:
         return "left by a download"
     if not path.is_file():
         return "not a regular file"
-    if path.is_symlink() and not stays_inside(path, folder):
+    if path.is_symlink() and not is_inside(path, folder):
         return "a link that leads out of the source"
     return None

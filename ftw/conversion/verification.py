@@ -12,7 +12,7 @@ import xxhash
 from ftw.checkpoint.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
 from ftw.checkpoint.source import resolve_source
 from ftw.errors import CheckpointError, printable
-from ftw.files.links import stays_inside
+from ftw.files.links import is_inside
 from ftw.host.memory import HostMemory
 from ftw.readers.ftw import ALIGNMENT, FtwReader, read_ftw_key
 from ftw.readers.problems import Problems
@@ -147,7 +147,7 @@ def _problem_of_copied(folder: Path, name: str) -> str:
         return "is said to have been copied, the path of a file inside the checkpoint's folder is needed"
     path = folder / name
     try:
-        if ("/" in name or path.is_symlink()) and not stays_inside(path, folder):
+        if ("/" in name or path.is_symlink()) and not is_inside(path, folder):
             return "is a link that leads out of the folder, the index says that it was copied"
         return "" if path.is_file() else "is missing, the index says that it was copied"
     except OSError as error:

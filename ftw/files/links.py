@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 _ENTRIES = ("models--", "datasets--", "spaces--")
 
 
-def leads_out(path: Path, folder: Path) -> bool:
+def is_outside(path: Path, folder: Path) -> bool:
     """Tell whether a path is a link to something that lies outside of a folder, and of its hub cache entry."""
-    return path.is_symlink() and path.exists() and not stays_inside(path, folder)
+    return path.is_symlink() and path.exists() and not is_inside(path, folder)
 
 
-def stays_inside(path: Path, folder: Path) -> bool:
+def is_inside(path: Path, folder: Path) -> bool:
     """Tell whether a path ends, all links followed, in a folder or in the blobs of its hub cache entry."""
     root = folder.resolve()
     snapshots = [parent for parent in root.parents if parent.name == "snapshots"]

@@ -119,7 +119,7 @@ def make_decoder(path: Path, subject: str, *, allow_non_finite: bool = False) ->
     def parse_float(number: str) -> float:
         value = float(number)
         if not math.isfinite(value) and not allow_non_finite:
-            raise CheckpointError(path, subject, f"holds {shown(number)}, numbers must be finite")
+            raise CheckpointError(path, subject, f"holds {short_repr(number)}, numbers must be finite")
         return value
 
     return json.JSONDecoder(object_pairs_hook=pairs_to_dict, parse_constant=parse_float, parse_float=parse_float)
@@ -127,7 +127,7 @@ def make_decoder(path: Path, subject: str, *, allow_non_finite: bool = False) ->
 
 def duplicate_key(key: str) -> str:
     """Return what is wrong with an object in which a key occurs twice."""
-    return f"key {shown(key)} occurs twice, keys must be unique"
+    return f"key {short_repr(key)} occurs twice, keys must be unique"
 
 
 def describe_json_error(error: json.JSONDecodeError, start: int = 0) -> str:
@@ -185,7 +185,7 @@ def json_type(value: object) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else "a number"
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a JSON value as a message shows it: in ASCII, on one line, and cut where it is long."""
     try:
         text = ascii(value)

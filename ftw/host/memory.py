@@ -88,7 +88,7 @@ class HostMemory:
         """Return the bytes asked for, writable."""
         return self._view[: self.nbytes] if self._view is not None else memoryview(bytearray())
 
-    def withhold(self) -> None:
+    def wipe_on_fork(self) -> None:
         """Keep the bytes from processes that are forked from now on: one that reads or writes them ends with SIGSEGV.
 
         The kernel would copy page-locked pages for each of them, and split huge ones. MADV_DONTFORK would do too, but
@@ -97,12 +97,12 @@ class HostMemory:
         self._advise(_WIPE_ON_FORK)
         _withheld.add(self)
 
-    def give_to_forks(self) -> None:
-        """End `withhold`."""
+    def keep_on_fork(self) -> None:
+        """End `wipe_on_fork`."""
         _withheld.discard(self)
         self._advise(_KEEP_ON_FORK)
 
-    def deny(self) -> None:
+    def protect_none(self) -> None:
         """Let nobody in this process read or write the bytes any more."""
         mapping = self._mapping
         if mapping is not None:
@@ -130,7 +130,7 @@ _withheld: weakref.WeakSet[HostMemory] = weakref.WeakSet()  # what a process for
 
 def _deny_withheld() -> None:
     for memory in list(_withheld):
-        memory.deny()
+        memory.protect_none()
 
 
 os.register_at_fork(after_in_child=_deny_withheld)

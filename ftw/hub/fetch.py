@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError, SourceNotFoundError
-from ftw.files.links import stays_inside
+from ftw.files.links import is_inside
 from ftw.hub.errors import http_errors, refusal
 from ftw.hub.retry import wait_to_retry
 
@@ -171,7 +171,7 @@ def _delete(repository: HubRepository, path: Path) -> None:
     """
     entry, blob = _entry(repository), path.resolve()
     snapshots = os.path.join(os.path.abspath(entry), "snapshots", "")
-    if not os.path.abspath(path).startswith(snapshots) or not stays_inside(blob, entry):
+    if not os.path.abspath(path).startswith(snapshots) or not is_inside(blob, entry):
         raise CheckpointError(path, "file", f"is damaged, but not in {entry}; it is not deleted")
     blob.unlink(missing_ok=True)
     path.unlink(missing_ok=True)

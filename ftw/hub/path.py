@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ftw.errors import CheckpointError, printable
-from ftw.files.links import stays_inside
-from ftw.files.strict_json import MAX_NBYTES, is_count, shown
+from ftw.files.links import is_inside
+from ftw.files.strict_json import MAX_NBYTES, is_count, short_repr
 from ftw.files.weight_file import WeightFile
-from ftw.hub.remote_file import HubFile, fetch_heads
+from ftw.hub.remote_file import HubFile, fetch_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -97,7 +97,7 @@ def list_repository(hub_id: HubId) -> HubRepository:
     info = api.model_info(hub_id.repo_id, revision=hub_id.revision, files_metadata=True, timeout=timeout)
     root = hub_id._replace(inside="")
     if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
-        problem = f"the hub lists the commit {shown(info.sha)}, 40 hexadecimal digits are needed"
+        problem = f"the hub lists the commit {short_repr(info.sha)}, 40 hexadecimal digits are needed"
         raise CheckpointError(str(root), "repository", problem)
     files = [(file.rfilename, file.size, file.lfs) for file in info.siblings or ()]
     if len(files) >= _LIST_TREE_FROM:
@@ -107,11 +107,13 @@ def list_repository(hub_id: HubId) -> HubRepository:
     for name, nbytes, lfs in files:
         _check_name(root, name)
         if nbytes is not None and not is_count(nbytes):
-            raise _listing_error(root, name, f"of {shown(nbytes)} bytes, a number is needed")
+            raise _listing_error(root, name, f"of {short_repr(nbytes)} bytes, a number is needed")
         if lfs is not None:
             sha256s[name] = lfs.sha256
             if not isinstance(lfs.sha256, str) or not _SHA256.fullmatch(lfs.sha256):
-                raise _listing_error(root, name, f"of SHA-256 {shown(lfs.sha256)}, 64 hexadecimal digits are needed")
+                raise _listing_error(
+                    root, name, f"of SHA-256 {short_repr(lfs.sha256)}, 64 hexadecimal digits are needed"
+                )
     sizes = {name: nbytes for name, nbytes, _ in files}
     folders = _folders_of(sizes)
     both = next((name for name in sizes if name in folders), None)
@@ -129,7 +131,7 @@ def _check_name(root: HubId, name: str) -> None:
 
 
 def _listing_error(root: HubId, name: str, problem: str) -> CheckpointError:
-    return CheckpointError(str(root), "repository", f"the hub lists a file {shown(name)} {problem}")
+    return CheckpointError(str(root), "repository", f"the hub lists a file {short_repr(name)} {problem}")
 
 
 def _folders_of(names: Iterable[str]) -> dict[str, list[str]]:
@@ -282,7 +284,7 @@ def open_named_file(folder: Path, name: str) -> WeightFile:
     path = folder / name
     file = open_weight_file(path)
     may_lead_out = not isinstance(path, HubPath) and ("/" in name or path.is_symlink())
-    if may_lead_out and not stays_inside(path, folder):
+    if may_lead_out and not is_inside(path, folder):
         problem = f"is a link to '{printable(str(path.resolve()))}', a file inside the checkpoint's folder is needed"
         raise CheckpointError(path, "file", problem)
     return file
@@ -290,4 +292,4 @@ def open_named_file(folder: Path, name: str) -> WeightFile:
 
 def prefetch(files: Iterable[WeightFile]) -> None:
     """Fetch the headers of those files that lie on the hub, several at a time, before they are read one by one."""
-    fetch_heads([cast("HubFile", file) for file in files if isinstance(file, HubFile)])
+    fetch_headers([cast("HubFile", file) for file in files if isinstance(file, HubFile)])

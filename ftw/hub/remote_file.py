@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError, SourceNotFoundError
-from ftw.files.strict_json import shown
+from ftw.files.strict_json import short_repr
 from ftw.hub.errors import first_line, http_errors, refusal
 from ftw.hub.retry import wait_to_retry
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ftw.hub.path import HubPath
 
-HEAD_NBYTES = 256 << 10  # of the first request: most headers of safetensors files lie within
-MAX_HEADS_NBYTES = 64 << 20  # of all files of a checkpoint
+HEADER_NBYTES = 256 << 10  # of the first request: most headers of safetensors files lie within
+MAX_HEADERS_NBYTES = 64 << 20  # of all files of a checkpoint
 MAX_REQUESTS = 16  # at a time
 _MIN_HEAD_NBYTES = 16 << 10
 _CHUNK_NBYTES = 64 << 10
@@ -70,14 +70,14 @@ class HubFile:
         if end > self.nbytes:
             problem = f"ends at byte {self.nbytes}, {end - self.nbytes} bytes short"
             raise CheckpointError(self.path, "file", problem)
-        if view and not self._head and offset < HEAD_NBYTES:
-            self.fetch_head(HEAD_NBYTES)
+        if view and not self._head and offset < HEADER_NBYTES:
+            self.fetch_header(HEADER_NBYTES)
         known = self._head[offset:end]
         view[: len(known)] = known
         if len(known) < len(view):
             self.fetch_into(offset + len(known), view[len(known) :])
 
-    def fetch_head(self, nbytes: int) -> None:
+    def fetch_header(self, nbytes: int) -> None:
         """Fetch the first bytes, up to `nbytes` of them, and keep them."""
         head = bytearray(min(nbytes, self.nbytes))
         self.fetch_into(0, memoryview(head))
@@ -127,7 +127,7 @@ class HubFile:
         found = response.headers.get("Content-Range", "")
         match = _CONTENT_RANGE.fullmatch(found)
         if match is None or match[1] != wanted or match[2] not in ("*", str(self.nbytes)):
-            problem = f"the hub answers with {shown(found)}, 'bytes {wanted}/{self.nbytes}' is needed"
+            problem = f"the hub answers with {short_repr(found)}, 'bytes {wanted}/{self.nbytes}' is needed"
             raise CheckpointError(self.path, "file", problem)
 
     def _fill(self, view: memoryview, offset: int, chunks: Iterator[bytes]) -> tuple[int, Exception | None]:
@@ -158,7 +158,7 @@ class HubFile:
         return ConnectionError(f"{self.path}: file: cannot be fetched from the hub: {first_line(error)}")
 
 
-def fetch_heads(files: Iterable[HubFile]) -> None:
+def fetch_headers(files: Iterable[HubFile]) -> None:
     """Fetch the first bytes of several files, up to 16 at a time.
 
     Of 256 files or fewer as much as a first read would fetch, of more than that less: 64 MiB in all.
@@ -168,10 +168,10 @@ def fetch_heads(files: Iterable[HubFile]) -> None:
     files = tuple(files)
     if len(files) < 2:
         return
-    nbytes = min(HEAD_NBYTES, max(MAX_HEADS_NBYTES // len(files), _MIN_HEAD_NBYTES))
+    nbytes = min(HEADER_NBYTES, max(MAX_HEADERS_NBYTES // len(files), _MIN_HEAD_NBYTES))
     pool = ThreadPoolExecutor(MAX_REQUESTS, "ftw-hub")
     try:
-        for _ in pool.map(lambda file: file.fetch_head(nbytes), files):
+        for _ in pool.map(lambda file: file.fetch_header(nbytes), files):
             pass
     finally:
         pool.shutdown(cancel_futures=True)  # the first error ends the rest

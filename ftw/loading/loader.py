@@ -16,7 +16,7 @@ from ftw.loading.loaded_model import LoadedModel
 from ftw.loading.table_rows import check_vocab_range
 from ftw.lookup.sharded_embedding import all_or_none, resolve_group
 from ftw.pinned.devices import resolve_device
-from ftw.pinned.memory_report import MemoryWatch
+from ftw.pinned.memory_report import MemoryMonitor
 from ftw.sizes import parse_nbytes
 from ftw.verdict.placement import plan_placement
 from ftw.verdict.verdict import judge
@@ -142,7 +142,7 @@ def _load(
         _log.warning(
             "%s: the token embedding stays on the GPU: %s", printable(checkpoint.source), printable(placement.reason)
         )
-    with MemoryWatch(device) as watch:
+    with MemoryMonitor(device) as watch:
         tables = load_host_tables(checkpoint, placement.host_tables, device, dtype, options)
         for table in tables.values():
             stack.callback(table.close)

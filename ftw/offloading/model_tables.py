@@ -20,12 +20,12 @@ from ftw.checkpoint.tensor_names import (
     StoredModule,
     find_other_tables,
     find_token_embeddings,
-    is_steady_table,
+    is_position_like,
 )
 from ftw.errors import NotEligibleError, printable
 from ftw.lookup.embedding import HostEmbedding
 from ftw.lookup.hot_rows import count_slots
-from ftw.offloading.offloader import check_room, make_move, plan_move
+from ftw.offloading.offloader import check_room, plan_offload, run_offload
 from ftw.offloading.table_modules import find_table, is_table_module
 from ftw.sizes import format_size
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ftw.offloading.offloader import Move
+    from ftw.offloading.offloader import OffloadPlan
 
     # Makes what takes a module's place of what looks its rows up; the last argument is the size of the hot rows.
     Wrap = Callable[["ModelTable", HostEmbedding, int | str | None], HostEmbedding]
@@ -117,7 +117,7 @@ def offload_tables(
         LookupArgumentError: `hot_bytes` is no size.
     """
     count_slots("offload", torch.empty(0, 1), None, hot_bytes)  # before the first table moves
-    moves: dict[str, Move] = {}
+    moves: dict[str, OffloadPlan] = {}
     left = _tables_on_host(model)
     for table in tables:
         reason = _why_staying(table, is_scaled)
@@ -127,7 +127,9 @@ def offload_tables(
         hot = hot_bytes if wrap is None and table.role == TOKEN_EMBEDDING else None
         try:
             own = {"hot_bytes": hot}
-            move = plan_move(table.module, parameter=_parameter_of(table, is_scaled), name=None, device=device, own=own)
+            move = plan_offload(
+                table.module, parameter=_parameter_of(table, is_scaled), name=None, device=device, own=own
+            )
             _check_is_whole(table, move)
             moves[table.path] = move
         except NotEligibleError as error:
@@ -141,7 +143,7 @@ def offload_tables(
     for table in tables:
         if table.path in moves:
             hot = hot_bytes if table.role == TOKEN_EMBEDDING else None
-            embedding = make_move(moves[table.path], wrap and partial(_wrap, wrap, table, hot))
+            embedding = run_offload(moves[table.path], wrap and partial(_wrap, wrap, table, hot))
             replace_module(model, table.path, embedding)
             moved[table.path] = embedding
     return OffloadedModel(moved, left)
@@ -164,7 +166,7 @@ def _tables_on_host(model: nn.Module) -> dict[str, str]:
     return {path: f"{printable(path)}: table: has been offloaded already" for path in paths}
 
 
-def _check_is_whole(table: ModelTable, move: Move) -> None:
+def _check_is_whole(table: ModelTable, move: OffloadPlan) -> None:
     """Check that no ranks have to sum what a lookup returns, as nobody would in the module's place."""
     num_ids = getattr(table.module, "org_vocab_size", None)
     if move.table.vocab_range not in (None, (0, num_ids)):
@@ -188,7 +190,7 @@ def _why_staying(table: ModelTable, is_scaled: Callable[[nn.Module], bool] | Non
     if table.role:
         return ""
     subject = printable(table.path)
-    if is_steady_table(table.path):
+    if is_position_like(table.path):
         return f"{subject}: table: is by its name one of positions, kinds or codes, which is read at every step"
     try:
         tensor = find_table(table.module, _parameter_of(table, is_scaled), subject).tensor

@@ -27,7 +27,7 @@ from ftw.offloading.tensor_holders import find_holder, place_of
 from ftw.pinned.budget import check_pin_budget
 from ftw.pinned.buffer import PinnedBuffer, count_pinned_bytes
 from ftw.pinned.devices import resolve_device
-from ftw.pinned.memory_report import MemoryWatch
+from ftw.pinned.memory_report import MemoryMonitor
 from ftw.sizes import align_up, parse_nbytes
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ def offload(
     """
     limit = parse_nbytes("max_pinned_bytes", max_pinned_bytes)
     own = {"dtype": dtype, "ggml_type": ggml_type, "hot_bytes": hot_bytes, "scale": scale}
-    move = plan_move(target, parameter=parameter, name=name, device=device, own=own)
+    move = plan_offload(target, parameter=parameter, name=name, device=device, own=own)
     check_room([move], limit)
-    return make_move(move)
+    return run_offload(move)
 
 
-class Move(NamedTuple):
+class OffloadPlan(NamedTuple):
     """A table that may go to host memory: `name` is the table's, `own` are options of its `HostEmbedding`."""
 
     table: Table
@@ -72,14 +72,14 @@ class Move(NamedTuple):
     own: Mapping[str, Any]
 
 
-def plan_move(
+def plan_offload(
     target: nn.Module | torch.Tensor,
     *,
     parameter: str | None,
     name: str | None,
     device: torch.device | str | None,
     own: Mapping[str, Any],
-) -> Move:
+) -> OffloadPlan:
     """Check that a table may go to host memory; the arguments are those of `offload`.
 
     Raises:
@@ -97,10 +97,10 @@ def plan_move(
     reader = tensor.device if device is None and tensor.is_cuda else resolve_device(device)
     _check_not_capturing(subject, tensor.device, reader)
     _check_is_sole(tensor, owner, subject)
-    return Move(table, reader, name, {**own, "dtype": own.get("dtype") or table.dtype})
+    return OffloadPlan(table, reader, name, {**own, "dtype": own.get("dtype") or table.dtype})
 
 
-def check_room(moves: Iterable[Move], max_pinned_bytes: int | None) -> None:
+def check_room(moves: Iterable[OffloadPlan], max_pinned_bytes: int | None) -> None:
     """Check that host memory takes all of these tables.
 
     Raises:
@@ -115,14 +115,14 @@ def check_room(moves: Iterable[Move], max_pinned_bytes: int | None) -> None:
     )
 
 
-def make_move(move: Move, wrap: Callable[[HostEmbedding], HostEmbedding] | None = None) -> HostEmbedding:
+def run_offload(move: OffloadPlan, wrap: Callable[[HostEmbedding], HostEmbedding] | None = None) -> HostEmbedding:
     """Move a table, and return the module that looks its rows up; whatever fails leaves all as it was.
 
     `wrap` makes the module that is returned of the one that owns the memory, before the table moves.
     """
     source, nbytes = move.table.tensor.device, move.table.tensor.nbytes
     _empty_cache(source)  # so that what is measured is the table alone
-    with MemoryWatch(source) as watch:
+    with MemoryMonitor(source) as watch:
         embedding = _move(move, wrap)
         _empty_cache(source)
         pinned = embedding.pinned_nbytes if move.reader.type == "cuda" else nbytes
@@ -183,7 +183,7 @@ def _count_uses(tensor: Any) -> int:
     return int(tensor._use_count())
 
 
-def _move(move: Move, wrap: Callable[[HostEmbedding], HostEmbedding] | None) -> HostEmbedding:
+def _move(move: OffloadPlan, wrap: Callable[[HostEmbedding], HostEmbedding] | None) -> HostEmbedding:
     """Copy a table to host memory, then let go of the original."""
     table, reader, name, own = move
     tensor = table.tensor

@@ -188,12 +188,12 @@ def _map(name: str, nbytes: int, huge_pages: bool, numa_node: int | None) -> Hos
 
 def _withhold(memory: Memory) -> None:
     if isinstance(memory, HostMemory):  # shared pages are not copied by a fork
-        memory.withhold()
+        memory.wipe_on_fork()
 
 
 def _give_to_forks(memory: Memory) -> None:
     if isinstance(memory, HostMemory):
-        memory.give_to_forks()
+        memory.keep_on_fork()
 
 
 def _release(process: int, name: str, memory: Memory, driver: Driver, device: torch.device) -> None:

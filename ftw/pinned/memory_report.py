@@ -91,7 +91,7 @@ def snapshot(device: torch.device | str | None = None) -> MemorySnapshot:
     return MemorySnapshot(free, allocated, reserved, _host_resident(), count_pinned_bytes())
 
 
-class MemoryWatch:
+class MemoryMonitor:
     """Watches memory while its `with` block runs: a snapshot before, a thread that samples, and a `report`."""
 
     def __init__(self, device: torch.device) -> None:
@@ -101,7 +101,7 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._sample, name="ftw-memory", daemon=True)
         self._problem: BaseException | None = None
 
-    def __enter__(self) -> MemoryWatch:
+    def __enter__(self) -> MemoryMonitor:
         self.before = self._peak = snapshot(self._device)
         self._maxima = _read_maxima(self._device)
         try:

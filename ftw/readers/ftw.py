@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ftw.errors import CheckpointError, printable
-from ftw.files.strict_json import shown
+from ftw.files.strict_json import short_repr
 from ftw.hub.path import open_named_file
 from ftw.readers.base import DerivedFile
 from ftw.readers.ftw_index import ALIGNMENT as ALIGNMENT
@@ -113,16 +113,18 @@ class FtwReader:
         for number, (name, offset, nbytes) in enumerate(self._shards):
             subject = f"shard {number}"
             if offset != position:
-                raise self._error(subject, f"global_off is {shown(offset)}, {shown(position)} is needed")
+                raise self._error(subject, f"global_off is {short_repr(offset)}, {short_repr(position)} is needed")
             if nbytes > index["shard_limit"]:
-                raise self._error(subject, f"nbytes is {shown(nbytes)}, at most shard_limit is allowed")
+                raise self._error(subject, f"nbytes is {short_repr(nbytes)}, at most shard_limit is allowed")
             if name in names:
                 raise self._error(subject, f"file '{printable(name)}' occurs twice, names must be unique")
             names.add(name)
             files.append(self._open_shard(name, nbytes, is_tolerated=tolerates_broken_shards))
             position += nbytes
         if position != index["total_bytes"]:
-            raise self._error("total_bytes", f"is {shown(index['total_bytes'])}, the shards hold {shown(position)}")
+            raise self._error(
+                "total_bytes", f"is {short_repr(index['total_bytes'])}, the shards hold {short_repr(position)}"
+            )
         return tuple(files)
 
     def _open_shard(self, name: str, nbytes: int, *, is_tolerated: bool) -> WeightFile:
@@ -134,7 +136,7 @@ class FtwReader:
             self.problems.add(str(error))
             return cast("WeightFile", _MissingFile(self.folder / name))
         if file.nbytes != nbytes:
-            problem = f"is {file.nbytes} bytes long, the index says {shown(nbytes)}"
+            problem = f"is {file.nbytes} bytes long, the index says {short_repr(nbytes)}"
             broken = CheckpointError(file.path, "file", problem)
             if not is_tolerated:
                 raise broken
@@ -151,13 +153,17 @@ class FtwReader:
                 raise self._error(tensor.name, "occurs twice, names must be unique")
             placed[tensor.name] = tensor
             if tensor.offset > total_bytes:
-                problem = f"begins at {shown(tensor.offset)}, the shards hold {shown(total_bytes)} bytes"
+                problem = f"begins at {short_repr(tensor.offset)}, the shards hold {short_repr(total_bytes)} bytes"
                 raise self._error(tensor.name, problem)
             if tensor.nbytes and tensor.offset < position:
-                raise self._error(tensor.name, f"begins at {shown(tensor.offset)} and overlaps the tensor before it")
+                raise self._error(
+                    tensor.name, f"begins at {short_repr(tensor.offset)} and overlaps the tensor before it"
+                )
             position = max(position, tensor.offset + align_up(tensor.nbytes, ALIGNMENT))
             if position > total_bytes:
-                problem = f"ends at {shown(position)} with its padding, the shards hold {shown(total_bytes)} bytes"
+                problem = (
+                    f"ends at {short_repr(position)} with its padding, the shards hold {short_repr(total_bytes)} bytes"
+                )
                 raise self._error(tensor.name, problem)
         return placed
 
@@ -166,7 +172,9 @@ class FtwReader:
         if names is None:
             return
         if not isinstance(names, list) or not all(isinstance(name, str) and is_plain_name(name) for name in names):
-            raise self._error("side_files", f"is {shown(names)}, a list of file names in the same folder is needed")
+            raise self._error(
+                "side_files", f"is {short_repr(names)}, a list of file names in the same folder is needed"
+            )
         region = set(self.tensors)
         files = list(self.files)
         for name in names:

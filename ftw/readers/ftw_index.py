@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.files.json_stream import JsonStream
-from ftw.files.strict_json import are_counts, is_count, json_type, open_json_file, shown
+from ftw.files.strict_json import are_counts, is_count, json_type, open_json_file, short_repr
 from ftw.readers.tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES, TensorBudget
 from ftw.tensors import TensorInfo
 
@@ -131,19 +131,19 @@ class _Index:
         """Check the header, and raise what was wrong with an entry."""
         header = self.header
         if header.get("format") != FORMAT_NAME:
-            raise self._error("format", f"is {shown(header.get('format'))}, '{FORMAT_NAME}' is needed")
+            raise self._error("format", f"is {short_repr(header.get('format'))}, '{FORMAT_NAME}' is needed")
         version = header.get("version")
         if not is_count(version) or not version:
-            raise self._error("version", f"is {shown(version)}, {VERSION} is needed")
+            raise self._error("version", f"is {short_repr(version)}, {VERSION} is needed")
         if version != VERSION:
-            raise self._error("version", f"is {shown(version)}, this release reads version {VERSION}")
+            raise self._error("version", f"is {short_repr(version)}, this release reads version {VERSION}")
         if header.get("align") != ALIGNMENT:
-            raise self._error("align", f"is {shown(header.get('align'))}, {ALIGNMENT} is needed")
+            raise self._error("align", f"is {short_repr(header.get('align'))}, {ALIGNMENT} is needed")
         limit = header.get("shard_limit")
         if not _is_number(limit) or not limit or limit % ALIGNMENT:
-            raise self._error("shard_limit", f"is {shown(limit)}, a positive multiple of {ALIGNMENT} is needed")
+            raise self._error("shard_limit", f"is {short_repr(limit)}, a positive multiple of {ALIGNMENT} is needed")
         if not _is_number(header.get("total_bytes")):
-            raise self._error("total_bytes", f"is {shown(header.get('total_bytes'))}, a number of bytes is needed")
+            raise self._error("total_bytes", f"is {short_repr(header.get('total_bytes'))}, a number of bytes is needed")
         for key in ("tensors", "shards"):
             if key not in self._lists_found:
                 found = json_type(header[key]) if key in header else "missing"
@@ -171,43 +171,43 @@ class _Index:
         name, offset, nbytes = entry.get("file"), entry.get("global_off"), entry.get("nbytes")
         subject = f"shard {number}"
         if not isinstance(name, str) or not is_plain_name(name):
-            raise self._error(subject, f"file is {shown(name)}, the name of a file in the same folder is needed")
+            raise self._error(subject, f"file is {short_repr(name)}, the name of a file in the same folder is needed")
         if not _is_number(offset):
-            raise self._error(subject, f"global_off is {shown(offset)}, a number of bytes is needed")
+            raise self._error(subject, f"global_off is {short_repr(offset)}, a number of bytes is needed")
         if not _is_number(nbytes):
-            raise self._error(subject, f"nbytes is {shown(nbytes)}, a number of bytes is needed")
+            raise self._error(subject, f"nbytes is {short_repr(nbytes)}, a number of bytes is needed")
         return ShardEntry(name, offset, nbytes)
 
     def _parse_tensor(self, number: int, entry: dict[str, Any]) -> TensorInfo:
         name = entry.get("name")
         if not isinstance(name, str):
-            raise self._error(f"tensor {number}", f"name is {shown(name)}, a string is needed")
+            raise self._error(f"tensor {number}", f"name is {short_repr(name)}, a string is needed")
         kind = entry.get("kind")
         if kind not in KINDS:
-            raise self._error(name, f"kind is {shown(kind)}, allowed are {', '.join(KINDS)}")
+            raise self._error(name, f"kind is {short_repr(kind)}, allowed are {', '.join(KINDS)}")
         torch_name = entry.get("dtype")
         dtype = BY_TORCH_NAME.get(torch_name) if isinstance(torch_name, str) else None
         if dtype is None:
-            raise self._error(name, f"dtype is {shown(torch_name)}, allowed are {', '.join(BY_TORCH_NAME)}")
+            raise self._error(name, f"dtype is {short_repr(torch_name)}, allowed are {', '.join(BY_TORCH_NAME)}")
         shape, offset, nbytes = self._shape(name, entry, "shape"), entry.get("global_off"), entry.get("nbytes")
         if shape is None:
             raise self._error(name, "shape is None, a list of non-negative integers is needed")
         if is_too_large(shape):
-            raise self._error(name, f"shape {shown(list(shape))} has 2^63 elements or more, fewer are needed")
+            raise self._error(name, f"shape {short_repr(list(shape))} has 2^63 elements or more, fewer are needed")
         if not is_count(nbytes) or tensor_bits(dtype, shape) != nbytes * 8:
-            takes = f"{torch_name} {shown(list(shape))} takes {tensor_bits(dtype, shape) // 8}"
-            raise self._error(name, f"nbytes is {shown(nbytes)}, {takes}")
+            takes = f"{torch_name} {short_repr(list(shape))} takes {tensor_bits(dtype, shape) // 8}"
+            raise self._error(name, f"nbytes is {short_repr(nbytes)}, {takes}")
         if not _is_number(offset) or offset % ALIGNMENT:
-            raise self._error(name, f"global_off is {shown(offset)}, a multiple of {ALIGNMENT} is needed")
+            raise self._error(name, f"global_off is {short_repr(offset)}, a multiple of {ALIGNMENT} is needed")
         texts: dict[str, Any] = {key: entry.get(key) for key in _TEXTS}
         for key, value in texts.items():
             if value is not None and not isinstance(value, str):
-                raise self._error(name, f"{key} is {shown(value)}, a string is needed")
+                raise self._error(name, f"{key} is {short_repr(value)}, a string is needed")
         checksum, ggml_type = texts["xxh3_64"], texts["ggml_type"]
         if checksum is not None and not _CHECKSUM.fullmatch(checksum):
-            raise self._error(name, f"xxh3_64 is {shown(checksum)}, 16 hexadecimal digits are needed")
+            raise self._error(name, f"xxh3_64 is {short_repr(checksum)}, 16 hexadecimal digits are needed")
         if ggml_type is not None and not (ggml_type.isprintable() and len(ggml_type) <= _MAX_TYPE):
-            raise self._error(name, f"ggml_type is {shown(ggml_type)}, the name of a GGUF type is needed")
+            raise self._error(name, f"ggml_type is {short_repr(ggml_type)}, the name of a GGUF type is needed")
         return TensorInfo(
             name=name,
             dtype=dtype.name,
@@ -225,11 +225,11 @@ class _Index:
         if shape is None:
             return None
         if not are_counts(shape):
-            raise self._error(name, f"{key} is {shown(shape)}, a list of non-negative integers is needed")
+            raise self._error(name, f"{key} is {short_repr(shape)}, a list of non-negative integers is needed")
         if len(shape) > MAX_DIMENSIONS:
             raise self._error(name, f"{key} has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are allowed")
         if max(shape, default=0) > _MAX_NUMBER:
-            raise self._error(name, f"{key} is {shown(shape)}, sizes below 2^63 are needed")
+            raise self._error(name, f"{key} is {short_repr(shape)}, sizes below 2^63 are needed")
         return self.budget.keep_shape(shape, self._path, "tensors")
 
 

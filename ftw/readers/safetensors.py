@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ftw.errors import CheckpointError, printable
 from ftw.files.json_stream import JsonStream
-from ftw.files.links import leads_out
-from ftw.files.strict_json import open_json_file, read_json_file, shown
+from ftw.files.links import is_outside
+from ftw.files.strict_json import open_json_file, read_json_file, short_repr
 from ftw.hub.path import open_named_file, open_weight_file, prefetch
 from ftw.readers.base import DerivedFile, LeftOut
 from ftw.readers.safetensors_header import read_safetensors_header
@@ -128,7 +128,7 @@ def _find_index(path: Path) -> Path | None:
     if path.name.endswith(_INDEX_SUFFIX):
         return path
     index = _find_index_in(path) if path.is_dir() else None
-    if index is not None and leads_out(index, path):
+    if index is not None and is_outside(index, path):
         raise CheckpointError(index, "file", "is a link that leads out of the folder; name the index that it leads to")
     return index
 
@@ -180,7 +180,9 @@ def _read_places(stream: JsonStream, index: Path, budget: TensorBudget) -> dict[
             budget.take(2 * KEY_NBYTES + getsizeof(shard), index, "weight_map")
             inside[shard] = shard
         if not isinstance(shard, str) or shard not in inside:
-            problem = f"file name {shown(shard)}, a path of a {_SUFFIX} file inside the checkpoint's folder is needed"
+            problem = (
+                f"file name {short_repr(shard)}, a path of a {_SUFFIX} file inside the checkpoint's folder is needed"
+            )
             raise CheckpointError(index, name, problem)
         weight_map[name] = inside[shard]
     budget.give_back(KEY_NBYTES * len(weight_map))
@@ -211,7 +213,7 @@ def _choose_files(path: Path) -> list[str]:
 def _is_df11(folder: Path) -> bool:
     """Tell whether config.json says DF11: one file per compressed module, beside a model.safetensors with the rest."""
     config = folder / "config.json"
-    if not config.is_file() or leads_out(config, folder):
+    if not config.is_file() or is_outside(config, folder):
         return False
     return "dfloat11_config" in read_json_file(config, allow_non_finite=True)
 

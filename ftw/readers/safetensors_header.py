@@ -22,7 +22,7 @@ from ftw.dtypes import DTYPES, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.files.file_signatures import find_impostor
 from ftw.files.json_stream import JsonStream
-from ftw.files.strict_json import MAX_NBYTES, are_counts, json_type, shown
+from ftw.files.strict_json import MAX_NBYTES, are_counts, json_type, short_repr
 from ftw.readers.tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES
 from ftw.tensors import TensorInfo
 
@@ -125,7 +125,7 @@ def _read_metadata(stream: JsonStream, path: Path) -> dict[str, str]:
     start = stream.position
     for key in stream.iter_members():
         if stream.kind() != "a string":
-            raise CheckpointError(path, _METADATA, f"{shown(key)} is {stream.describe()}, a string is needed")
+            raise CheckpointError(path, _METADATA, f"{short_repr(key)} is {stream.describe()}, a string is needed")
         if len(metadata) == _MAX_METADATA:
             raise CheckpointError(path, _METADATA, f"has more than {_MAX_METADATA} entries")
         metadata[key] = stream.read_value()
@@ -140,21 +140,25 @@ def _parse_entry(name: str, entry: Any, data_start: int, shard: str, path: Path,
     dtype_name, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
-        raise CheckpointError(path, name, f"dtype is {shown(dtype_name)}, allowed are {', '.join(DTYPES)}")
+        raise CheckpointError(path, name, f"dtype is {short_repr(dtype_name)}, allowed are {', '.join(DTYPES)}")
     if not are_counts(shape):
-        raise CheckpointError(path, name, f"shape is {shown(shape)}, a list of non-negative integers is needed")
+        raise CheckpointError(path, name, f"shape is {short_repr(shape)}, a list of non-negative integers is needed")
     if len(shape) > MAX_DIMENSIONS:
         raise CheckpointError(path, name, f"shape has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are allowed")
     if is_too_large(shape):
-        raise CheckpointError(path, name, f"shape {shown(shape)} has 2^63 elements or more, fewer are needed")
+        raise CheckpointError(path, name, f"shape {short_repr(shape)} has 2^63 elements or more, fewer are needed")
     if not are_counts(offsets) or len(offsets) != 2:
-        raise CheckpointError(path, name, f"data_offsets is {shown(offsets)}, [begin, end] in bytes is needed")
+        raise CheckpointError(path, name, f"data_offsets is {short_repr(offsets)}, [begin, end] in bytes is needed")
     begin, end = offsets
     if begin > end:
-        raise CheckpointError(path, name, f"data_offsets end at {shown(end)}, before they begin at {shown(begin)}")
+        raise CheckpointError(
+            path, name, f"data_offsets end at {short_repr(end)}, before they begin at {short_repr(begin)}"
+        )
     bits = tensor_bits(dtype, shape)
     if bits != (end - begin) * 8:
-        problem = f"data_offsets span {shown(end - begin)} bytes, {dtype.name} {shown(shape)} takes {bits / 8:g}"
+        problem = (
+            f"data_offsets span {short_repr(end - begin)} bytes, {dtype.name} {short_repr(shape)} takes {bits / 8:g}"
+        )
         raise CheckpointError(path, name, problem)
     kept = budget.keep_shape(shape, path, "header")
     return TensorInfo(name, dtype.name, kept, data_start + begin, end - begin, shard)
@@ -167,7 +171,7 @@ def _check_coverage(tensors: list[TensorInfo], data_start: int, file_nbytes: int
         if tensor.offset != position:
             kind = "overlaps the tensor before it" if tensor.offset < position else "leaves a hole before it"
             found, allowed = tensor.offset - data_start, position - data_start
-            raise CheckpointError(path, tensor.name, f"begins at {shown(found)} and {kind}, {allowed} is needed")
+            raise CheckpointError(path, tensor.name, f"begins at {short_repr(found)} and {kind}, {allowed} is needed")
         position += tensor.nbytes
     if position > file_nbytes:
         problem = f"is {file_nbytes} bytes long, {position - file_nbytes} bytes short of what the header describes"

@@ -55,7 +55,7 @@ class Gain:
     kv_tokens: int | None
 
 
-class Share(NamedTuple):
+class BudgetSide(NamedTuple):
     """One side of a budget.
 
     Attributes:
@@ -86,8 +86,8 @@ class Budget:
     vram_bytes: int
     weights_bytes: int
     expert_bytes: int
-    before: Share
-    after: Share
+    before: BudgetSide
+    after: BudgetSide
 
 
 def find_gain(checkpoint: Checkpoint, verdict: Verdict) -> Gain:
@@ -106,10 +106,12 @@ def plan_budget(checkpoint: Checkpoint, verdict: Verdict, vram_bytes: int) -> Bu
     weights = checkpoint.nbytes - tables - experts.nbytes
     num_experts = experts.nbytes // experts.slot_bytes if experts.slot_bytes else 0
 
-    def share(table_bytes: int) -> Share:
+    def share(table_bytes: int) -> BudgetSide:
         left = vram_bytes - weights - table_bytes
         slots = _how_many(left, experts.slot_bytes)
-        return Share(table_bytes, left, slots if slots is None else min(slots, num_experts), _how_many(left, token))
+        return BudgetSide(
+            table_bytes, left, slots if slots is None else min(slots, num_experts), _how_many(left, token)
+        )
 
     return Budget(vram_bytes, weights, experts.nbytes, share(tables), share(0))
 

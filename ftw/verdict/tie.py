@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 GGUF_TABLE, _GGUF_HEAD = "token_embd", "output"
 
 
-class Claim(NamedTuple):
+class TieClaim(NamedTuple):
     """What config.json claims about the tie: by transformers 5, by transformers 4, and whether a flag in it says so."""
 
     v5: bool
@@ -57,7 +57,7 @@ NOT_SHARED = Tie(False, "ok", (), "read row by row, and no LM head shares it")
 READ_WHOLE = Tie(False, "tied", (), "read whole, as an LM head would: the model computes with all of it")
 
 
-def read_claim(config: ModelConfig) -> Claim:
+def read_claim(config: ModelConfig) -> TieClaim:
     """Read what a configuration claims about the tie, an absent flag by its family's default."""
     model_type, text_type = config.model_type, config.text_model_type
     top, text = config.tie_flag, config.text_tie_flag
@@ -83,7 +83,7 @@ def read_claim(config: ModelConfig) -> Claim:
         contradicts = top
     else:
         contradicts = v5 or (top and v4)
-    return Claim(v5, v4, contradicts, _claim_evidence(config))
+    return TieClaim(v5, v4, contradicts, _claim_evidence(config))
 
 
 def judge_tie(
@@ -150,7 +150,7 @@ def _judge_shared(
     return Tie(False, "ok", evidence, f"untied: {_claim_words(config)} and {name} is stored")
 
 
-def _judge_without_head(config: ModelConfig, claim: Claim) -> Tie:
+def _judge_without_head(config: ModelConfig, claim: TieClaim) -> Tie:
     if families.is_headless(config.architecture, config.model_type):
         headless = (f"architecture:{config.architecture}", "no LM head stored")
         return Tie(False, "ok", headless, f"untied: {config.architecture} has no LM head")
@@ -166,7 +166,7 @@ def _judge_without_head(config: ModelConfig, claim: Claim) -> Tie:
 
 
 def _is_encoders_alone(
-    checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], claim: Claim, equality: TensorEquality
+    checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], claim: TieClaim, equality: TensorEquality
 ) -> bool:
     """Tell whether a table is the encoder's alone, in a family whose LM head shares the decoder's at most."""
     config = checkpoint.config
@@ -215,7 +215,7 @@ def _judge_gguf(
     return Tie(True, "tied", evidence, f"tied to the LM head: {config.architecture} has one, and none is stored")
 
 
-def _least_share(config: ModelConfig, claim: Claim, head: StoredModule) -> int:
+def _least_share(config: ModelConfig, claim: TieClaim, head: StoredModule) -> int:
     """Return of how many of a table's rows an LM head has one at least: half, as a rule.
 
     Where no tie is claimed, an `lm_head` of fewer is one too: of a draft model with a vocabulary of its own.

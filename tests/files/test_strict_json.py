@@ -11,7 +11,7 @@ from inspecting import assert_names_file
 
 from ftw import CheckpointError
 from ftw.files import strict_json
-from ftw.files.strict_json import is_count, parse_json_object, read_json_file, shown
+from ftw.files.strict_json import is_count, parse_json_object, read_json_file, short_repr
 
 PATH = Path("/folder/file.json")
 
@@ -144,7 +144,7 @@ def test_count_is_a_non_negative_integer(value: object, expected: bool) -> None:
     ids=["none", "lines", "not-ascii", "nested", "fits", "cut"],
 )
 def test_shown_value_is_short_and_on_one_line(value: object, expected: str) -> None:
-    assert shown(value) == expected
+    assert short_repr(value) == expected
     assert len(expected) <= 80
 
 
@@ -152,7 +152,7 @@ def test_value_that_is_nested_too_deeply_to_be_shown_is_described() -> None:
     value: list[Any] = []
     for _ in range(100_000):
         value = [value]
-    assert shown(value) == "a deeply nested list"
+    assert short_repr(value) == "a deeply nested list"
 
 
 @settings(max_examples=200)

@@ -25,7 +25,7 @@ from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.files.weight_file import WeightFile
 from ftw.hub import path as hub_module
 from ftw.hub.path import HubPath, list_repository, open_weight_file, parse_hub_id
-from ftw.hub.remote_file import HEAD_NBYTES, MAX_REQUESTS, HubFile, fetch_heads
+from ftw.hub.remote_file import HEADER_NBYTES, MAX_REQUESTS, HubFile, fetch_headers
 
 KIB = 1 << 10
 
@@ -66,7 +66,7 @@ def test_hub_safetensors_file_takes_three_requests_and_no_weights(hub, tmp_path)
     assert_same_report("org/name", folder)
     assert sum(request.path.startswith("/api/models/") for request in hub.requests) == 1
     assert len(hub.reads()) == 2
-    assert hub.served["model.safetensors"] == HEAD_NBYTES
+    assert hub.served["model.safetensors"] == HEADER_NBYTES
     assert not (tmp_path / "hub").exists()
 
 
@@ -85,7 +85,7 @@ def test_hub_shards_are_read_in_parallel_by_their_headers(hub, tmp_path):
     hub.gate = gate
     assert_same_report("org/name", folder)
     assert set(hub.served) == {*shards, "config.json", "model.safetensors.index.json"}
-    assert max(hub.served[name] for name in shards) == HEAD_NBYTES
+    assert max(hub.served[name] for name in shards) == HEADER_NBYTES
     assert len(hub.reads()) == 52
 
 
@@ -95,7 +95,7 @@ def test_hub_long_header_takes_a_second_request(hub, tmp_path):
     hub.add("org/name", folder)
     assert_same_report("org/name", folder)
     length = int.from_bytes((folder / "model.safetensors").read_bytes()[:8], "little")
-    assert length > HEAD_NBYTES
+    assert length > HEADER_NBYTES
     assert hub.served["model.safetensors"] == 8 + length + 2 * 1024  # the table and the LM head are looked at
     assert len(hub.reads()) == 5
 
@@ -105,7 +105,7 @@ def test_hub_ftw_folder(hub, tmp_path):
     (folder / "config.json").write_text(json.dumps(llama_config()))
     hub.add("org/name", folder)
     assert_same_report("org/name", folder)
-    assert hub.served["freetoken-00000.ftw"] in (0, HEAD_NBYTES)  # no header; a look at the table and the LM head
+    assert hub.served["freetoken-00000.ftw"] in (0, HEADER_NBYTES)  # no header; a look at the table and the LM head
 
 
 def test_hub_ftw_made_from_gguf_reads_its_metadata(hub, tmp_path):
@@ -287,7 +287,7 @@ def test_hub_lm_head_is_compared_by_samples(hub, tmp_path, is_copy):
     hub.add("org/name", folder)
     assert_same_report("org/name", folder)
     assert ftw.inspect("org/name").verdict.tied is (True if is_copy else None)
-    assert hub.served["model.safetensors"] < 2 * (HEAD_NBYTES + 2 * 17 * 64 * KIB)
+    assert hub.served["model.safetensors"] < 2 * (HEADER_NBYTES + 2 * 17 * 64 * KIB)
 
 
 # tokens
@@ -529,16 +529,21 @@ def test_hub_path_is_like_a_path(hub, tmp_path):
 
 def test_hub_file_reads_what_a_weight_file_reads(hub, tmp_path):
     (tmp_path / "m").mkdir()
-    content = np.random.default_rng(0).bytes(3 * HEAD_NBYTES)
+    content = np.random.default_rng(0).bytes(3 * HEADER_NBYTES)
     (tmp_path / "m" / "x.gguf").write_bytes(content)
     hub.add("org/name", tmp_path / "m")
     path = HubPath(list_repository(parse_hub_id("org/name")), "x.gguf")
     file = open_weight_file(path.as_path())
     assert {name for name in dir(WeightFile) if name[0] != "_"} - {"identity"} <= set(dir(HubFile))
     assert file.nbytes == len(content)
-    for start, end in ((0, 8), (5, HEAD_NBYTES + 5), (HEAD_NBYTES - 1, HEAD_NBYTES), (HEAD_NBYTES, len(content))):
+    for start, end in (
+        (0, 8),
+        (5, HEADER_NBYTES + 5),
+        (HEADER_NBYTES - 1, HEADER_NBYTES),
+        (HEADER_NBYTES, len(content)),
+    ):
         assert file.read(start, end - start) == content[start:end]
-    assert hub.served["x.gguf"] == HEAD_NBYTES + 5 + 2 * HEAD_NBYTES
+    assert hub.served["x.gguf"] == HEADER_NBYTES + 5 + 2 * HEADER_NBYTES
     with pytest.raises(CheckpointError, match="ends at byte 786432, 1 bytes short"):
         file.read(len(content) - 7, 8)
 
@@ -548,7 +553,7 @@ def test_hub_heads_of_many_files_share_a_budget(monkeypatch):
     monkeypatch.setattr(HubFile, "fetch_head", lambda self, nbytes: asked.append(nbytes))
     for count in (1, 2, 256, 2000, 8000):
         asked.clear()
-        fetch_heads([HubFile.__new__(HubFile)] * count)
+        fetch_headers([HubFile.__new__(HubFile)] * count)
         assert len(asked) == (count if count > 1 else 0)
         assert set(asked) <= {min(256 * KIB, max((64 << 20) // count, 16 * KIB))}
 

@@ -9,8 +9,8 @@ from thread_limit import limit_threads
 
 import ftw
 from ftw.host.memory import HostMemory
-from ftw.memory import MemoryReport, MemorySnapshot, MemoryWatch
 from ftw.pinned import memory_report as memory
+from ftw.pinned.memory_report import MemoryMonitor, MemoryReport, MemorySnapshot
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -40,7 +40,7 @@ def test_report_sees_a_peak_that_was_sampled(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(memory, "_host_resident", sample)
     monkeypatch.setattr(memory, "_read_maxima", lambda device: memory._Maxima(0, 0))
-    with MemoryWatch(CPU) as watch:
+    with MemoryMonitor(CPU) as watch:
         held = touched(512 * MIB)
         is_touched.set()
         assert is_sampled.wait(600)
@@ -74,11 +74,11 @@ def test_report_sees_a_new_maximum_that_was_not_sampled() -> None:
 
 def test_watch_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
-    with MemoryWatch(CPU) as watch:
+    with MemoryMonitor(CPU) as watch:
         assert [thread.name for thread in set(threading.enumerate()) - before] == ["ftw-memory"]
         watch.report("host", "", {})
         assert set(threading.enumerate()) <= before
-    with pytest.raises(KeyError), MemoryWatch(CPU):
+    with pytest.raises(KeyError), MemoryMonitor(CPU):
         raise KeyError
     assert set(threading.enumerate()) <= before
 
@@ -87,7 +87,7 @@ def test_peak_is_the_worst_of_each_entry(monkeypatch: pytest.MonkeyPatch) -> Non
     moments = iter([MemorySnapshot(9, 1, 2, 30, 0), MemorySnapshot(7, 0, 5, 20, 8)])
     monkeypatch.setattr(memory, "snapshot", lambda device: next(moments))
     monkeypatch.setattr(memory, "_SAMPLE_SECONDS", 60)
-    with MemoryWatch(CPU) as watch:
+    with MemoryMonitor(CPU) as watch:
         report = watch.report("host", "", {})
     assert report.peak == MemorySnapshot(7, 1, 5, max(30, report.peak.host_resident), 8)
 
@@ -103,7 +103,7 @@ def test_error_while_sampling_is_raised_by_the_report(monkeypatch: pytest.Monkey
         raise OSError("no /proc any more")
 
     monkeypatch.setattr(memory, "_host_resident", fail)
-    with MemoryWatch(CPU) as watch:
+    with MemoryMonitor(CPU) as watch:
         has_failed.wait(600)
         with pytest.raises(OSError, match="no /proc any more"):
             watch.report("host", "", {})
@@ -113,7 +113,7 @@ def test_watch_without_a_thread_reports_what_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     limit_threads(monkeypatch, 0)
-    with caplog.at_level(logging.WARNING, "ftw"), MemoryWatch(CPU) as watch:
+    with caplog.at_level(logging.WARNING, "ftw"), MemoryMonitor(CPU) as watch:
         report = watch.report("host", "", {})
     assert report.peak.host_resident >= report.before.host_resident
     assert "is not sampled: can't start new thread" in caplog.text

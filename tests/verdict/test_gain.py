@@ -17,7 +17,7 @@ from ftw.cli.main import main
 
 import ftw
 from ftw.tensors import TensorInfo
-from ftw.verdict.gain import Experts, Share, find_experts
+from ftw.verdict.gain import BudgetSide, Experts, find_experts
 from ftw.verdict.report import Report
 
 GIB = 1 << 30
@@ -132,9 +132,9 @@ def test_budget_is_spent_on_weights_then_tables_then_experts_or_tokens(tmp_path:
     assert report.nbytes == TABLE_BYTES + REST_BYTES + NUM_EXPERTS * SLOT_BYTES
     assert budget.vram_bytes == REST_BYTES + TABLE_BYTES + left
     assert (budget.weights_bytes, budget.expert_bytes) == (REST_BYTES, NUM_EXPERTS * SLOT_BYTES)
-    assert budget.before == Share(TABLE_BYTES, left, min(left // SLOT_BYTES, NUM_EXPERTS), left // TOKEN_BYTES)
+    assert budget.before == BudgetSide(TABLE_BYTES, left, min(left // SLOT_BYTES, NUM_EXPERTS), left // TOKEN_BYTES)
     more = left + TABLE_BYTES
-    assert budget.after == Share(0, more, min(more // SLOT_BYTES, NUM_EXPERTS), more // TOKEN_BYTES)
+    assert budget.after == BudgetSide(0, more, min(more // SLOT_BYTES, NUM_EXPERTS), more // TOKEN_BYTES)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from inspecting import assert_names_file, stored_bytes, tensor_bytes
 import ftw
 from ftw.conversion import metadata_files
 from ftw.errors import CheckpointError
-from ftw.files.links import leads_out, stays_inside
+from ftw.files.links import is_inside, is_outside
 
 TENSORS = {"a": torch.arange(3), "b": torch.arange(5)}
 
@@ -190,7 +190,7 @@ def test_link_is_judged_by_where_it_ends(tmp_path: Path) -> None:
     for name, target in {"in": "file", "out": "../file", "back": "../m/file", "gone": "../nothing"}.items():
         (folder / name).symlink_to(target)
     (folder / "file").write_text("")
-    assert [stays_inside(folder / name, folder) for name in ("file", "in", "out", "back", "gone")] == [
+    assert [is_inside(folder / name, folder) for name in ("file", "in", "out", "back", "gone")] == [
         True, True, False, True, False,
     ]  # fmt: skip
 
@@ -300,8 +300,8 @@ def test_folder_called_snapshots_is_a_hub_cache_only_in_an_entry_of_one(tmp_path
     blob.parent.mkdir()
     blob.write_text("")
     (folder / "x").symlink_to(blob)
-    assert stays_inside(folder / "x", folder) is (entry != "mine")
-    assert leads_out(folder / "x", folder) is (entry == "mine")
+    assert is_inside(folder / "x", folder) is (entry != "mine")
+    assert is_outside(folder / "x", folder) is (entry == "mine")
 
 
 COPIED = {

@@ -23,7 +23,7 @@ from ftw.checkpoint.kv_cache import first_count
 from ftw.checkpoint.quantization_schemes import name_scheme
 from ftw.checkpoint.tensor_names import find_other_tables, find_token_embeddings
 from ftw.errors import CheckpointError
-from ftw.files.strict_json import shown
+from ftw.files.strict_json import short_repr
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -129,7 +129,9 @@ def _check_division(source: str, config: ModelConfig) -> None:
     for key, needed in _DIVISION.items():
         found = division.get(key, needed) if isinstance(division, dict) else needed
         if found != needed:
-            raise CheckpointError(source, f"config.json: {_CONFIG_KEY}.{key}", f"is {shown(found)}, {needed} is needed")
+            raise CheckpointError(
+                source, f"config.json: {_CONFIG_KEY}.{key}", f"is {short_repr(found)}, {needed} is needed"
+            )
 
 
 def _check_sizes(source: str, stored: Mapping[str, TensorInfo]) -> None:

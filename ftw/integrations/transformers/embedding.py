@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ftw.errors import FtwError, NotEligibleError, printable
-from ftw.integrations.transformers.weight_proxy import ON_GPU, HostWeight
+from ftw.integrations.transformers.weight_proxy import ON_GPU, WeightProxy
 from ftw.lookup.embedding import HostEmbedding
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ class TransformersEmbedding(HostEmbedding):
         self.register_buffer("_place", torch.empty(0, device=device), persistent=False)
 
     @property
-    def weight(self) -> HostWeight:
+    def weight(self) -> WeightProxy:
         """What models and libraries ask an embedding's weight for; `table` is the tensor itself.
 
         Raises:
             ClosedError: The memory has been given back.
         """
         place: torch.Tensor = self._buffers["_place"]  # type: ignore[assignment]
-        return HostWeight(self._host[0], place.device)
+        return WeightProxy(self._host[0], place.device)
 
     @property
     def pinned_nbytes(self) -> int:
@@ -111,7 +111,7 @@ def _is_same(given: torch.Tensor, table: torch.Tensor) -> bool:
     return given.shape == table.shape and torch.equal(given.contiguous().view(torch.uint8), table.view(torch.uint8))
 
 
-def take_place(
+def make_replacement(
     module: nn.Module, host: HostEmbedding, device: torch.device, hot_bytes: int | str | None
 ) -> TransformersEmbedding:
     """Return what looks rows up as a module does, whose table `host` holds, in a model that is on this device."""

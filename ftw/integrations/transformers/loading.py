@@ -21,13 +21,13 @@ from ftw.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ftw.checkpoint.tensor_names import TOKEN_EMBEDDING, find_heads, find_other_tables
 from ftw.errors import CheckpointError, FtwError, NotEligibleError, printable
 from ftw.integrations.transformers.config import ModelRecipe, foreign_code, read_generation_config, read_recipe
-from ftw.integrations.transformers.embedding import guard_tables, scale_of, take_place, weight_of
-from ftw.integrations.transformers.weights import LazyWeights, TiesOfTables
+from ftw.integrations.transformers.embedding import guard_tables, make_replacement, scale_of, weight_of
+from ftw.integrations.transformers.weights import LazyWeights, TieGuard
 from ftw.loading.loader import load
 from ftw.offloading import offloader
 from ftw.offloading.model_tables import replace_module
 from ftw.offloading.table_modules import find_table, is_table_module
-from ftw.pinned.memory_report import MemoryWatch
+from ftw.pinned.memory_report import MemoryMonitor
 from ftw.sizes import parse_nbytes
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def load_model(request: Request, reason: str = "") -> PreTrainedModel:
         checkpoint = stack.enter_context(open_checkpoint(request.source))
         _check_format(checkpoint, request.embed)
         recipe = read_recipe(checkpoint, request.model_class, request.options)
-        watch = stack.enter_context(MemoryWatch(request.device))
+        watch = stack.enter_context(MemoryMonitor(request.device))
         with contextlib.ExitStack() as undo:
             # What is open already, not the source: a branch of the hub may move in between.
             loaded = load(checkpoint.path, embed=request.embed, device=request.device, **request.host_options)
@@ -121,7 +121,7 @@ def _load_weights(
                 name: weight.to(dtype=dtype if weight.is_marker else None) for name, weight in state_dict.items()
             }
         make_error = partial(_loading_error, checkpoint, model_class, weights)
-        with foreign_code(make_error), TiesOfTables(weights, partial(_tie_error, checkpoint, model_class)):
+        with foreign_code(make_error), TieGuard(weights, partial(_tie_error, checkpoint, model_class)):
             model, info = from_pretrained(
                 None,
                 config=config,
@@ -206,7 +206,7 @@ def _place_tables(
         made: dict[int, HostEmbedding] = {}  # a module may stand in several places
         for path, module in modules.items():
             if id(module) not in made:
-                made[id(module)] = take_place(module, host, request.device, hot_bytes)
+                made[id(module)] = make_replacement(module, host, request.device, hot_bytes)
             replace_module(model, path.rpartition(".")[0], made[id(module)])
         embeddings += made.values()
     return embeddings

@@ -23,8 +23,8 @@ from ftw.integrations.transformers.embedding import (
     TransformersEmbedding,
     guard_tables,
     input_embeddings,
+    make_replacement,
     scale_of,
-    take_place,
     weight_of,
 )
 from ftw.integrations.transformers.loading import Request, load_model
@@ -140,7 +140,7 @@ def offload_model(
         return scale_of(module, weight_of(module).dtype, type(module).__name__) is not None
 
     def wrap(table: ModelTable, host: HostEmbedding, hot: int | str | None) -> HostEmbedding:
-        return take_place(table.module, host, devices[table.path], hot)
+        return make_replacement(table.module, host, devices[table.path], hot)
 
     try:
         return offload_tables(

@@ -1,4 +1,4 @@
-"""HostWeight: what an embedding of a transformers model shows for its weight while the table is in host memory.
+"""WeightProxy: what an embedding of a transformers model shows for its weight while the table is in host memory.
 
 dtype, shape, device, sizes     are told, the device being the model's
 weight[id]                      is an unscaled row there
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ON_GPU = "load the model with embed='gpu'"
 
 
-class HostWeight:
+class WeightProxy:
     """Stands for the weight of an embedding whose table is in host memory; it is no tensor, and no operand of one.
 
     Attributes:
@@ -51,7 +51,7 @@ class HostWeight:
     ) -> NoReturn:
         given = [*args, *(kwargs or {}).values()]
         given += [item for several in given if isinstance(several, (list, tuple)) for item in several]  # of torch.cat
-        found = (item for item in given if isinstance(item, HostWeight))
+        found = (item for item in given if isinstance(item, WeightProxy))
         name = getattr(func, "__name__", str(func))
         raise TypeError(f"{next(found, cls)}, where {name} reads no weight; table is the tensor, or {ON_GPU}")
 
@@ -88,13 +88,13 @@ class HostWeight:
     def requires_grad(self, value: bool) -> None:
         self.requires_grad_(value)
 
-    def requires_grad_(self, requires_grad: bool = True) -> HostWeight:
+    def requires_grad_(self, requires_grad: bool = True) -> WeightProxy:
         """Take False alone, as a table in host memory is not trained."""
         if requires_grad:
             raise TypeError(f"{self}, and is not trained; {ON_GPU} to train it")
         return self
 
-    def detach(self) -> HostWeight:
+    def detach(self) -> WeightProxy:
         """Return itself, which no graph of autograd holds."""
         return self
 

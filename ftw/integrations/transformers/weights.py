@@ -98,7 +98,7 @@ class LazyWeights:
         return found
 
 
-class TiesOfTables(TorchFunctionMode):
+class TieGuard(TorchFunctionMode):
     """Ends a loading that ties a table to other weights where both hold the same bytes, as a mark has none."""
 
     def __init__(self, weights: LazyWeights, make_error: Callable[[str], FtwError]) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftw.dtypes import is_too_large
 from ftw.errors import CheckpointError
 from ftw.files.file_signatures import find_impostor
-from ftw.files.strict_json import shown
+from ftw.files.strict_json import short_repr
 from ftw.ggml_types import ggml_types
 from ftw.readers.gguf.cursor import Cursor
 from ftw.readers.gguf.metadata import ALIGNMENT_KEY, MIN_ENTRY_NBYTES, read_metadata, read_name
@@ -129,7 +129,7 @@ def _read_tensors(cursor: Cursor, count: int, budget: TensorBudget) -> list[RawT
         cursor.subject, begin = f"tensor {number}", cursor.position
         name = read_name(cursor)
         if name in names:
-            raise cursor.error(f"{shown(name)} occurs twice, names must be unique")
+            raise cursor.error(f"{short_repr(name)} occurs twice, names must be unique")
         names.add(name)
         cursor.subject = name
         tensors.append(_read_tensor(cursor, name, types))
@@ -144,7 +144,7 @@ def _read_tensor(cursor: Cursor, name: str, types: dict[int, GgmlType]) -> RawTe
         raise cursor.error(f"has {num_dimensions} dimensions, 1 to {_MAX_DIMENSIONS} are allowed")
     *sizes, code, offset = cursor.unpack(f"{num_dimensions}QIQ")
     if is_too_large(sizes):
-        raise cursor.error(f"shape {shown(sizes[::-1])} has 2^63 elements or more, fewer are needed")
+        raise cursor.error(f"shape {short_repr(sizes[::-1])} has 2^63 elements or more, fewer are needed")
     known = types.get(code)
     if known is None:
         raise cursor.error(f"type is {code}, which the installed gguf package does not know")

@@ -18,7 +18,7 @@ from enum import IntEnum
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftw.files.strict_json import MAX_DEPTH, shown
+from ftw.files.strict_json import MAX_DEPTH, short_repr
 from ftw.readers.gguf.cursor import Cursor
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def read_metadata(cursor: Cursor, count: int, budget: TensorBudget) -> GgufMetad
         cursor.subject, begin = f"key {number}", cursor.position
         key = read_name(cursor)
         if key in metadata.values:
-            raise cursor.error(f"{shown(key)} occurs twice, keys must be unique")
+            raise cursor.error(f"{short_repr(key)} occurs twice, keys must be unique")
         cursor.subject = key
         kind = metadata.types[key] = _read_type(cursor)
         start = cursor.position

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftw.errors import CheckpointError, printable
-from ftw.files.strict_json import shown
+from ftw.files.strict_json import short_repr
 from ftw.hub.path import open_named_file, open_weight_file, prefetch
 from ftw.readers.gguf.byte_order import read_block_orders
 from ftw.readers.gguf.files import choose_files, is_gguf_name, is_shard_name, list_gguf_names
@@ -115,7 +115,7 @@ class GgufReader:
         if table is None or type(width) is not int or len(shape) != 2:
             return
         if shape[1] not in (width, self.metadata.get(f"{architecture}.features_length")):
-            problem = f"has {shape[1]} columns, but {shown(key)} is {width}"
+            problem = f"has {shape[1]} columns, but {short_repr(key)} is {width}"
             raise CheckpointError(self.folder / table.shard, EMBEDDING, problem)
 
 
