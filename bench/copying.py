@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from ftw.host.memory import HostMemory
+from ftw.host import HostMemory
 from ftw.sizes import align_up
 
 _JOB_NBYTES = 8 << 20

@@ -30,8 +30,7 @@ from .sparse_mlp import has_grouped_products
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftw.lookup.embedding import HostEmbedding
-    from ftw.lookup.sharded_embedding import ShardedEmbedding
+    from ftw.lookup import HostEmbedding, ShardedEmbedding
 
     from .decoder import Shape
 

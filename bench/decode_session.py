@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from ftw.loading.loaded_model import LoadedModel
-    from ftw.lookup.embedding import HostEmbedding
-    from ftw.lookup.sharded_embedding import ShardedEmbedding
+    from ftw.loading import LoadedModel
+    from ftw.lookup import HostEmbedding, ShardedEmbedding
 
     from .decode_plan import Placement, Plan
 

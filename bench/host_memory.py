@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import ftw
-from ftw.offloading.offloader import copy_to_host
+from ftw.offloading import copy_to_host
 from ftw.pinned import PinnedBuffer
 
 MIB = 1 << 20

@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import ftw
-from ftw.files.parallel_read import default_num_threads
-from ftw.host.memory import address_of
-from ftw.pinned.driver import load_driver
+from ftw.files import default_num_threads
+from ftw.host import address_of
+from ftw.pinned import load_driver
 
 from .checkpoints import TABLE, write_dense_checkpoint, write_table_checkpoints
 from .host_memory import measure_loading, measure_offload, measure_sharing, peak_of

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from ftw.ggml_types import ggml_types_by_name
 from ftw.kernels.lookup import lookup
 from ftw.kernels.packed_lookup import packed_lookup
-from ftw.lookup.embedding import HostEmbedding
+from ftw.lookup import HostEmbedding
 from ftw.pinned import PinnedBuffer
 
 from . import packed_lookup as packed_bench

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftw.lookup.embedding import HostEmbedding
+from ftw.lookup import HostEmbedding
 
 from .ids import Ids
 from .timing import time_graph_us, time_queueing_us

@@ -17,9 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftw.files.parallel_read import Part, read_parts
-from ftw.files.weight_file import DIRECT_ALIGNMENT, WeightFile
-from ftw.host.memory import HostMemory
+from ftw.files import DIRECT_ALIGNMENT, Part, WeightFile, read_parts
+from ftw.host import HostMemory
 from ftw.sizes import align_up
 
 from .timing import SET_CACHE

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ftw.conversion.conversion import ConversionResult, convert
-from ftw.conversion.target import no_room
-from ftw.readers.ftw import ALIGNMENT
+from ftw.conversion import ConversionResult, convert, no_room
+from ftw.readers import ALIGNMENT
 from ftw.sizes import format_size, parse_size
-from ftw.verdict.placement import MOVED_ROLES, Embed
+from ftw.verdict import MOVED_ROLES, Embed
 
 from .exit_codes import DONE, FAILED
 from .output import print_error, print_json, print_line, print_warning

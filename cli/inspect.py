@@ -9,8 +9,7 @@ import typer
 
 from ftw.errors import printable
 from ftw.sizes import format_size, parse_size
-from ftw.verdict.placement import refusal
-from ftw.verdict.report import Report, inspect
+from ftw.verdict import Report, inspect, refusal
 
 from .exit_codes import DONE, REFUSED
 from .output import make_console, print_error, print_json, print_line, print_warning
@@ -19,7 +18,7 @@ from .plot import check_plot, plot_budget
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ftw.verdict.gain import Budget, BudgetSide
+    from ftw.verdict import Budget, BudgetSide
 
 
 _MIN_VRAM = 1 << 20

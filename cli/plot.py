@@ -7,14 +7,14 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import OutputError, printable
-from ftw.host.atomic_write import write_atomically
+from ftw.host import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.figure import Figure
 
-    from ftw.verdict.report import Report
+    from ftw.verdict import Report
 
 _GIB = 1 << 30
 _COLOURS = {"weights": "#4c72b0", "lookup tables": "#dd8452", "left for experts and KV": "#55a868"}

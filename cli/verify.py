@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ftw.conversion.verification import verify
+from ftw.conversion import verify
 from ftw.sizes import format_size
 
 from .exit_codes import DONE, FAILED

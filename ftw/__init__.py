@@ -9,10 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ftw._version import __version__
-from ftw.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ftw.checkpoint.config import ModelConfig
-from ftw.conversion.conversion import ConversionResult, convert
-from ftw.conversion.verification import VerifyResult, verify
+from ftw.checkpoint import Checkpoint, ModelConfig, open_checkpoint
+from ftw.conversion import ConversionResult, VerifyResult, convert, verify
 from ftw.errors import (
     CheckpointError,
     ClosedError,
@@ -27,16 +25,15 @@ from ftw.errors import (
     UnknownTensorError,
 )
 from ftw.tensors import TensorInfo
-from ftw.verdict.report import Report, inspect
+from ftw.verdict import Report, inspect
 
 if TYPE_CHECKING:
     from ftw import memory
-    from ftw.integrations.dispatch import offload
-    from ftw.loading.loaded_model import LoadedModel
-    from ftw.loading.loader import load
-    from ftw.lookup.embedding import HostEmbedding
+    from ftw.integrations import offload
+    from ftw.loading import LoadedModel, load
+    from ftw.lookup import HostEmbedding
     from ftw.memory import MemoryReport
-    from ftw.offloading.model_tables import OffloadedModel
+    from ftw.offloading import OffloadedModel
 
 __all__ = [
     "Checkpoint",
@@ -72,12 +69,12 @@ __all__ = [
 
 # Where the names live that need torch.
 _LAZY = {
-    "HostEmbedding": "ftw.lookup.embedding",
-    "LoadedModel": "ftw.loading.loaded_model",
+    "HostEmbedding": "ftw.lookup",
+    "LoadedModel": "ftw.loading",
     "MemoryReport": "ftw.memory",
-    "OffloadedModel": "ftw.offloading.model_tables",
-    "load": "ftw.loading.loader",
-    "offload": "ftw.integrations.dispatch",
+    "OffloadedModel": "ftw.offloading",
+    "load": "ftw.loading",
+    "offload": "ftw.integrations",
 }
 
 

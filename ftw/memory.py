@@ -1,5 +1,5 @@
 """What loading costs, on the device and in host memory: measured, not computed."""
 
-from ftw.pinned.memory_report import MemoryReport, MemorySnapshot, snapshot
+from ftw.pinned import MemoryReport, MemorySnapshot, snapshot
 
 __all__ = ["MemoryReport", "MemorySnapshot", "snapshot"]

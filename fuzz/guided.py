@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["ftw"]):
     import ftw.cli.main
 
     import ftw
-    import ftw.loading.loader  # noqa: F401 - instrumented here, used by the oracle
+    import ftw.loading  # noqa: F401 - instrumented here, used by the oracle
 
 from fuzz import oracle
 from fuzz.choosing import choose

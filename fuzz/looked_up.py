@@ -18,7 +18,7 @@ from fuzz.findings import check_message, require
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftw.verdict.verdict import TableVerdict
+    from ftw.verdict import TableVerdict
     from fuzz.stored import Contents
 
 

@@ -36,8 +36,8 @@ from fuzz.stored import compare_contents, read_contents
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftw.checkpoint.checkpoint import Checkpoint
-    from ftw.verdict.verdict import TableVerdict, Verdict
+    from ftw.checkpoint import Checkpoint
+    from ftw.verdict import TableVerdict, Verdict
     from fuzz.stored import Contents
 
 MAX_SECONDS = 20

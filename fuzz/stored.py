@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.checkpoint import Checkpoint
 
     Contents = Mapping[str, bytes]
 

@@ -1,6 +1,7 @@
 """Rooms import only what the table allows, so that imports point back along the way of the data and never in a circle.
 
-What starts at once imports neither torch nor triton.
+What a room offers to the others is in `__all__` of its `__init__`: names, or a whole module of its own. What starts at
+once imports neither torch nor triton.
 """
 
 import ast
@@ -85,6 +86,57 @@ def test_module_imports_only_rooms_that_its_own_may(path: Path) -> None:
     for name in imports_of(path):
         if name.split(".")[0] == "ftw":
             assert room_of(name) in {own, *ROOMS[own]}, f"{path} imports {name}"
+
+
+def family(room: str) -> str:
+    """Return the outer room; it and the rooms inside of it import each other's modules."""
+    return room.split(".")[0]
+
+
+def offers() -> dict[str, set[str]]:
+    """Return the full names that each room offers, by room."""
+    found = {}
+    for room in ROOMS.keys() - {"ground", "face"}:
+        init = ast.parse((ROOT / "ftw" / room.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
+        lists = [node.value for node in init.body if isinstance(node, ast.Assign)]
+        found[room] = {f"ftw.{room}.{name}" for names in lists for name in ast.literal_eval(names)}
+    return found
+
+
+def asked_of_rooms(path: Path) -> set[str]:
+    """Return the full names that a module imports from rooms of other families."""
+    own = family(room_of(own_name(path))) if path.is_relative_to(ROOT / "ftw") else ""
+    names = {name for name in imports_of(path) if name.startswith("ftw.")} - {f"ftw.{room}" for room in ROOMS}
+    return {name for name in names if room_of(name) not in ("ground", "face") and family(room_of(name)) != own}
+
+
+def users() -> list[Path]:
+    return [
+        *modules(),
+        *(path for folder in ("cli", "bench", "examples", "fuzz") for path in (ROOT / folder).glob("*.py")),
+    ]
+
+
+@pytest.mark.parametrize("path", users(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_room_is_asked_only_for_what_it_offers(path: Path) -> None:
+    offered = set().union(*offers().values())
+    for name in asked_of_rooms(path):
+        assert name in offered or name.rpartition(".")[0] in offered, f"{path} imports {name}"
+
+
+def test_room_offers_only_what_others_ask_for() -> None:
+    asked = {name for path in users() for name in asked_of_rooms(path)}
+    asked |= {name.rpartition(".")[0] for name in asked}
+    offered = offers()
+    public = offered.pop("integrations.transformers")
+    assert public == {f"ftw.integrations.transformers.{name}" for name in ("close", "load", "offload_model")}
+    assert set().union(*offered.values()) - asked == set()
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS.keys() - {"ground", "face"}))
+def test_room_is_of_a_size_to_be_taken_in(room: str) -> None:
+    folder = ROOT / "ftw" / room.replace(".", "/")
+    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 12
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(ROOT).as_posix())

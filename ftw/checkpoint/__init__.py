@@ -1,1 +1,40 @@
-"""An opened checkpoint of any format: its tensors, its configuration, and what the names of its tensors mean."""
+"""A checkpoint that is open: its source, tensors and configuration, and what the names of its tensors mean.
+
+Imports: `ftw.readers` and what that imports. No torch.
+"""
+
+from ftw.checkpoint.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
+from ftw.checkpoint.config import CONFIG_NAME, TIE_KEY, ModelConfig
+from ftw.checkpoint.gguf_config import FILE_TYPE_KEY
+from ftw.checkpoint.kv_cache import first_count
+from ftw.checkpoint.quantization_schemes import name_scheme
+from ftw.checkpoint.source import resolve_source
+from ftw.checkpoint.tensor_names import (
+    PER_LAYER_EMBEDDING,
+    TOKEN_EMBEDDING,
+    StoredModule,
+    find_heads,
+    find_other_tables,
+    find_token_embeddings,
+    is_position_like,
+)
+
+__all__ = [
+    "CHUNK_NBYTES",
+    "CONFIG_NAME",
+    "FILE_TYPE_KEY",
+    "PER_LAYER_EMBEDDING",
+    "TIE_KEY",
+    "TOKEN_EMBEDDING",
+    "Checkpoint",
+    "ModelConfig",
+    "StoredModule",
+    "find_heads",
+    "find_other_tables",
+    "find_token_embeddings",
+    "first_count",
+    "is_position_like",
+    "name_scheme",
+    "open_checkpoint",
+    "resolve_source",
+]

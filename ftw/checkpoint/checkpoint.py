@@ -13,15 +13,11 @@ from ftw.checkpoint.df11.tables import find_df11_tables
 from ftw.checkpoint.gguf_config import parse_gguf_config
 from ftw.checkpoint.source import locate_source, resolve_source
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
-from ftw.files.links import is_outside
-from ftw.files.parallel_read import Part, read_parts
-from ftw.files.strict_json import short_repr
-from ftw.files.weight_file import WeightFile
-from ftw.host.memory import HostMemory
-from ftw.hub.path import HubPath
-from ftw.readers import open_reader
-from ftw.readers.ftw import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, iter_content, read_ftw_key
-from ftw.readers.gguf.reader import read_gguf_metadata
+from ftw.files import Part, WeightFile, is_outside, read_parts, short_repr
+from ftw.host import HostMemory
+from ftw.hub import HubPath
+from ftw.readers import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, iter_content, open_reader, read_ftw_key
+from ftw.readers.gguf import read_gguf_metadata
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
@@ -31,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ftw.checkpoint.df11.tables import Df11Table
-    from ftw.readers.base import DerivedFile, LeftOut, Reader
+    from ftw.readers import DerivedFile, LeftOut, Reader
     from ftw.tensors import Extent, TensorInfo
 
 CHUNK_NBYTES = 16 << 20

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint.kv_cache import HIDDEN_SIZE, count_kv, first_count
 from ftw.errors import CheckpointError
-from ftw.files.strict_json import read_json_file, short_repr
+from ftw.files import read_json_file, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from ftw.checkpoint.config import ModelConfig
 from ftw.checkpoint.kv_cache import MAX_COUNT
 from ftw.errors import CheckpointError
-from ftw.files.strict_json import is_count, short_repr
-from ftw.readers.gguf.metadata import ARCHITECTURE_KEY, OUTPUT_WEIGHT_KEY, MetadataArray
+from ftw.files import is_count, short_repr
+from ftw.readers.gguf import ARCHITECTURE_KEY, OUTPUT_WEIGHT_KEY, MetadataArray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

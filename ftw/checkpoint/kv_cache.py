@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftw.files.strict_json import is_count
+from ftw.files import is_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import SourceNotFoundError, printable
-from ftw.hub.errors import http_errors, is_unreachable, refusal
-from ftw.hub.fetch import fetch_snapshot
-from ftw.hub.path import HubId, HubPath, list_repository, parse_hub_id
-from ftw.hub.retry import wait_to_retry
-from ftw.readers.ftw import GGUF_METADATA_NAME, FtwReader
-from ftw.readers.gguf.files import choose_files
-from ftw.readers.gguf.reader import GgufReader
-from ftw.readers.safetensors import SafetensorsReader, listed_files
+from ftw.hub import (
+    HubId,
+    HubPath,
+    fetch_snapshot,
+    http_errors,
+    is_unreachable,
+    list_repository,
+    parse_hub_id,
+    refusal,
+    wait_to_retry,
+)
+from ftw.readers import GGUF_METADATA_NAME, FtwReader, SafetensorsReader, listed_files
+from ftw.readers.gguf import GgufReader, choose_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftw.hub.path import HubRepository
+    from ftw.hub import HubRepository
 
 _log = logging.getLogger("ftw")
 

@@ -1,1 +1,16 @@
-"""Conversion to FTW, and its verification."""
+"""Conversion to FTW, and verification of what was written.
+
+Imports: `ftw.checkpoint`, `ftw.verdict`, `ftw.readers` for the format, `ftw.host`, `ftw.files`. No torch.
+"""
+
+from ftw.conversion.conversion import ConversionResult, convert
+from ftw.conversion.target import no_room
+from ftw.conversion.verification import VerifyResult, verify
+
+__all__ = [
+    "ConversionResult",
+    "VerifyResult",
+    "convert",
+    "no_room",
+    "verify",
+]

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftw.checkpoint.checkpoint import open_checkpoint
+from ftw.checkpoint import open_checkpoint
 from ftw.conversion import metadata_files
 from ftw.conversion.plan import ConversionPlan, needed_nbytes, plan_conversion
 from ftw.conversion.resume_journal import (
@@ -45,13 +45,13 @@ from ftw.conversion.writing.index_file import iter_index
 from ftw.conversion.writing.shard_plan import DEFAULT_SHARD_LIMIT
 from ftw.conversion.writing.writer import FtwWriter
 from ftw.errors import FtwError, OutputError, printable
-from ftw.host.atomic_write import write_atomically
-from ftw.readers.ftw import ALIGNMENT, INDEX_NAME, FtwReader
+from ftw.host import write_atomically
+from ftw.readers import ALIGNMENT, INDEX_NAME, FtwReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
-from ftw.files.links import is_inside
-from ftw.host.atomic_write import fsync_folder
-from ftw.readers.base import LeftOut
-from ftw.readers.ftw import INDEX_NAME, OWN_NAMES
+from ftw.files import is_inside
+from ftw.host import fsync_folder
+from ftw.readers import INDEX_NAME, OWN_NAMES, LeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.checkpoint import Checkpoint
 
 _WEIGHTS = (
     "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.ftw",

@@ -10,25 +10,23 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ftw._version import __version__
-from ftw.checkpoint.config import CONFIG_NAME
+from ftw.checkpoint import CONFIG_NAME
 from ftw.conversion import metadata_files
 from ftw.conversion.writing.index_file import iter_index_without_checksums
 from ftw.conversion.writing.shard_plan import ShardPlan, plan_shards
 from ftw.dtypes import DTYPES
 from ftw.errors import CheckpointError, OutputError, printable
-from ftw.files.strict_json import MAX_NBYTES
-from ftw.readers.ftw import check_gguf_metadata_size, read_ftw_key
-from ftw.readers.ftw_index import MAX_OTHERS
-from ftw.verdict.placement import Placement, plan_placement
-from ftw.verdict.verdict import judge
+from ftw.files import MAX_NBYTES
+from ftw.readers import MAX_OTHERS, check_gguf_metadata_size, read_ftw_key
+from ftw.verdict import Placement, judge, plan_placement
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftw.checkpoint.checkpoint import Checkpoint
-    from ftw.readers.base import DerivedFile, LeftOut
+    from ftw.checkpoint import Checkpoint
+    from ftw.readers import DerivedFile, LeftOut
     from ftw.tensors import TensorInfo
-    from ftw.verdict.verdict import TableVerdict
+    from ftw.verdict import TableVerdict
 
 _MAX_SHARDS = 10_000  # each costs a reader memory
 _MAX_LEFT_OUT = 1000  # entries of the index, which a reader takes up to a bound

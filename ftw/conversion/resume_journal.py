@@ -22,10 +22,9 @@ import xxhash
 
 from ftw.conversion.writing.shard_plan import iter_write_chunks
 from ftw.errors import OutputError
-from ftw.files.weight_file import WeightFile
-from ftw.host.atomic_write import write_atomically
-from ftw.host.memory import HostMemory
-from ftw.readers.ftw import ALIGNMENT, JOURNAL_NAME
+from ftw.files import WeightFile
+from ftw.host import HostMemory, write_atomically
+from ftw.readers import ALIGNMENT, JOURNAL_NAME
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:

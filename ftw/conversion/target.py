@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 
 from ftw.conversion.resume_journal import ForeignPartError, has_part
 from ftw.errors import CheckpointError, OutputError, printable
-from ftw.host import file_lock
-from ftw.host.atomic_write import fsync_folder
-from ftw.readers.ftw import INDEX_NAME
+from ftw.host import file_lock, fsync_folder
+from ftw.readers import INDEX_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

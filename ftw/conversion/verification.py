@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ftw.checkpoint.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
-from ftw.checkpoint.source import resolve_source
+from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, resolve_source
 from ftw.errors import CheckpointError, printable
-from ftw.files.links import is_inside
-from ftw.host.memory import HostMemory
-from ftw.readers.ftw import ALIGNMENT, FtwReader, read_ftw_key
-from ftw.readers.problems import Problems
+from ftw.files import is_inside
+from ftw.host import HostMemory
+from ftw.readers import ALIGNMENT, FtwReader, Problems, read_ftw_key
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:

@@ -1,1 +1,43 @@
-"""Files of a checkpoint: read by position and in parallel, JSON read strictly, links and foreign files told apart."""
+"""Files of a checkpoint: reads by position, one or many at a time; strict JSON; which links and which foreign files.
+
+Imports: `ftw.host`. No torch.
+"""
+
+from ftw.files.file_signatures import find_impostor
+from ftw.files.json_stream import JsonStream
+from ftw.files.links import is_inside, is_outside
+from ftw.files.parallel_read import Part, default_num_threads, parse_num_threads, read_parts
+from ftw.files.strict_json import (
+    MAX_DEPTH,
+    MAX_NBYTES,
+    are_counts,
+    is_count,
+    json_type,
+    open_json_file,
+    read_json_file,
+    short_repr,
+)
+from ftw.files.weight_file import DIRECT_ALIGNMENT, DIRECT_MIN_JOB_NBYTES, OpenFile, WeightFile
+
+__all__ = [
+    "DIRECT_ALIGNMENT",
+    "DIRECT_MIN_JOB_NBYTES",
+    "MAX_DEPTH",
+    "MAX_NBYTES",
+    "JsonStream",
+    "OpenFile",
+    "Part",
+    "WeightFile",
+    "are_counts",
+    "default_num_threads",
+    "find_impostor",
+    "is_count",
+    "is_inside",
+    "is_outside",
+    "json_type",
+    "open_json_file",
+    "parse_num_threads",
+    "read_json_file",
+    "read_parts",
+    "short_repr",
+]

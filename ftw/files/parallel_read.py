@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.files.weight_file import DIRECT_ALIGNMENT, OpenFile, WeightFile
-from ftw.host.memory import HUGE_PAGE_NBYTES, HostMemory, address_of
+from ftw.host import HUGE_PAGE_NBYTES, HostMemory, address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -20,7 +20,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import CheckpointError
-from ftw.host.memory import address_of
+from ftw.host import address_of
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:

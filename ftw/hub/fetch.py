@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError, SourceNotFoundError
-from ftw.files.links import is_inside
+from ftw.files import is_inside
 from ftw.hub.errors import http_errors, refusal
 from ftw.hub.retry import wait_to_retry
 

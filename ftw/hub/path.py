@@ -18,9 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ftw.errors import CheckpointError, printable
-from ftw.files.links import is_inside
-from ftw.files.strict_json import MAX_NBYTES, is_count, short_repr
-from ftw.files.weight_file import WeightFile
+from ftw.files import MAX_NBYTES, WeightFile, is_count, is_inside, short_repr
 from ftw.hub.remote_file import HubFile, fetch_headers
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError, SourceNotFoundError
-from ftw.files.strict_json import short_repr
+from ftw.files import short_repr
 from ftw.hub.errors import first_line, http_errors, refusal
 from ftw.hub.retry import wait_to_retry
 

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, overload
 
 from torch import nn
 
-from ftw.offloading import offloader
-from ftw.offloading.model_tables import OffloadedModel, find_model_tables, offload_tables
-from ftw.offloading.table_modules import is_table_module
+from ftw.offloading import OffloadedModel, find_model_tables, is_table_module, offload_tables, offloader
 from ftw.sizes import parse_nbytes
 
 if TYPE_CHECKING:
     import torch
 
-    from ftw.lookup.embedding import HostEmbedding
+    from ftw.lookup import HostEmbedding
 
 
 @overload

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ftw.checkpoint.checkpoint import CHUNK_NBYTES, Checkpoint
+from ftw.checkpoint import CHUNK_NBYTES, Checkpoint
 from ftw.dtypes import DTYPES
 from ftw.errors import CheckpointError
-from ftw.host.memory import HUGE_PAGE_NBYTES, HostMemory
+from ftw.host import HUGE_PAGE_NBYTES, HostMemory
 from ftw.loading.dummy import fill_dummy
-from ftw.pinned.buffer import PinnedBuffer
+from ftw.pinned import PinnedBuffer
 
 if TYPE_CHECKING:
     from types import TracebackType

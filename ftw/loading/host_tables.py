@@ -19,21 +19,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import xxhash
 
-from ftw.checkpoint.tensor_names import TOKEN_EMBEDDING
+from ftw.checkpoint import TOKEN_EMBEDDING
 from ftw.errors import CheckpointError, SharedMemoryError, printable
 from ftw.ggml_types import PACKED_TYPES
-from ftw.host.limits import HostLimits, read_host_limits
-from ftw.host.memory import PAGE_NBYTES
-from ftw.host.shared.segment import open_segment
-from ftw.kernels.packed_lookup import prepare
+from ftw.host import PAGE_NBYTES, HostLimits, read_host_limits
+from ftw.host.shared import open_segment
+from ftw.kernels import prepare
 from ftw.loading.device_copy import as_tensor
 from ftw.loading.dummy import fill_dummy
 from ftw.loading.per_layer import count_slices
 from ftw.loading.table_rows import TableRows, count_rows, rank_range, token_range
-from ftw.lookup.embedding import HostEmbedding
-from ftw.lookup.sharded_embedding import ShardedEmbedding
-from ftw.pinned.budget import check_pin_budget
-from ftw.pinned.buffer import PinnedBuffer, count_pinned_bytes
+from ftw.lookup import HostEmbedding, ShardedEmbedding
+from ftw.pinned import PinnedBuffer, check_pin_budget, count_pinned_bytes
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
@@ -41,9 +38,9 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ftw.checkpoint.checkpoint import Checkpoint
-    from ftw.host.shared.segment import SharedSegment
-    from ftw.verdict.verdict import TableVerdict
+    from ftw.checkpoint import Checkpoint
+    from ftw.host.shared import SharedSegment
+    from ftw.verdict import TableVerdict
 
 _NUM_SAMPLES = 16
 _SAMPLE_NBYTES = 16 << 10

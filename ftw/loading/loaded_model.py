@@ -12,20 +12,18 @@ import torch
 from ftw.errors import ClosedError, NotEligibleError, printable
 from ftw.loading.device_copy import DummyStage, FileStage
 from ftw.loading.host_tables import make_embedding
-from ftw.verdict.placement import refusal
+from ftw.verdict import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
-    from ftw.checkpoint.checkpoint import Checkpoint
-    from ftw.checkpoint.config import ModelConfig
+    from ftw.checkpoint import Checkpoint, ModelConfig
     from ftw.loading.device_copy import Stage
     from ftw.loading.host_tables import HostOptions
-    from ftw.lookup.embedding import HostEmbedding
-    from ftw.lookup.sharded_embedding import ShardedEmbedding
-    from ftw.pinned.memory_report import MemoryReport
-    from ftw.verdict.verdict import TableVerdict, Verdict
+    from ftw.lookup import HostEmbedding, ShardedEmbedding
+    from ftw.pinned import MemoryReport
+    from ftw.verdict import TableVerdict, Verdict
 
 
 class LoadedModel:

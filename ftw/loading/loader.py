@@ -8,25 +8,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ftw.checkpoint.checkpoint import open_checkpoint
+from ftw.checkpoint import open_checkpoint
 from ftw.errors import printable
-from ftw.files.parallel_read import parse_num_threads
+from ftw.files import parse_num_threads
 from ftw.loading.host_tables import HostOptions, load_host_tables
 from ftw.loading.loaded_model import LoadedModel
 from ftw.loading.table_rows import check_vocab_range
-from ftw.lookup.sharded_embedding import all_or_none, resolve_group
-from ftw.pinned.devices import resolve_device
-from ftw.pinned.memory_report import MemoryMonitor
+from ftw.lookup import all_or_none, resolve_group
+from ftw.pinned import MemoryMonitor, resolve_device
 from ftw.sizes import parse_nbytes
-from ftw.verdict.placement import plan_placement
-from ftw.verdict.verdict import judge
+from ftw.verdict import judge, plan_placement
 
 if TYPE_CHECKING:
     import os
 
     from torch.distributed import ProcessGroup
 
-    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.checkpoint import Checkpoint
 
 
 _log = logging.getLogger("ftw")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.checkpoint.kv_cache import first_count
-from ftw.checkpoint.tensor_names import PER_LAYER_EMBEDDING
+from ftw.checkpoint import PER_LAYER_EMBEDDING, first_count
 from ftw.ggml_types import PACKED_TYPES, ggml_types_by_name
 
 if TYPE_CHECKING:
-    from ftw.checkpoint.config import ModelConfig
-    from ftw.verdict.verdict import TableVerdict
+    from ftw.checkpoint import ModelConfig
+    from ftw.verdict import TableVerdict
 
 
 def count_slices(table: TableVerdict, config: ModelConfig) -> int | None:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.checkpoint.tensor_names import PER_LAYER_EMBEDDING, TOKEN_EMBEDDING
+from ftw.checkpoint import PER_LAYER_EMBEDDING, TOKEN_EMBEDDING
 from ftw.ggml_types import PACKED_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.checkpoint import Checkpoint
     from ftw.tensors import TensorInfo
-    from ftw.verdict.verdict import TableVerdict
+    from ftw.verdict import TableVerdict
 
 _BY_TOKEN = frozenset({TOKEN_EMBEDDING, PER_LAYER_EMBEDDING})  # roles whose ids are those of tokens
 

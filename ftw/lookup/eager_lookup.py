@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftw.errors import LookupArgumentError, printable
+from ftw.kernels import LaunchCache, check_dense, check_scale, is_dense, make_out, prefers_distinct
 from ftw.kernels import lookup as plain
 from ftw.kernels import packed_lookup as packed
-from ftw.kernels.arguments import check_dense, check_scale, is_dense, make_out
-from ftw.kernels.distinct import prefers_distinct
-from ftw.kernels.launch_cache import LaunchCache
 from ftw.lookup.lookup_op import compiled_lookup, is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from ftw.kernels.launching import Launch
+    from ftw.kernels import Launch
     from ftw.lookup.hot_rows import HotRows
     from ftw.lookup.row_format import RowFormat
 

@@ -17,9 +17,8 @@ from ftw.lookup.table_storage import TableStorage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftw.kernels.hot import HotRowBuffers
-    from ftw.pinned.buffer import PinnedBuffer
-    from ftw.pinned.memory_report import MemoryReport
+    from ftw.kernels import HotRowBuffers
+    from ftw.pinned import MemoryReport, PinnedBuffer
 
 
 class HostEmbedding(nn.Module):

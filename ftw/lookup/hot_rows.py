@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ftw.errors import LookupArgumentError, printable
-from ftw.kernels.hot import HotRowBuffers
+from ftw.kernels import HotRowBuffers
 from ftw.kernels.lookup import lookup
 from ftw.lookup.row_format import whole_number
-from ftw.pinned.devices import resolve_device
+from ftw.pinned import resolve_device
 from ftw.sizes import parse_size
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ftw.errors import ClosedError, LookupArgumentError, printable
-from ftw.kernels.arguments import make_out
+from ftw.kernels import make_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,7 @@ import torch
 
 from ftw.errors import LookupArgumentError, printable
 from ftw.ggml_types import ggml_types_by_name
-from ftw.kernels.arguments import check_scale
-from ftw.kernels.packed_lookup import OUT_DTYPES, packed_columns
+from ftw.kernels import OUT_DTYPES, check_scale, packed_columns
 
 _MAX_ID = torch.iinfo(torch.int64).max
 

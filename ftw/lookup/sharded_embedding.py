@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ftw.kernels.hot import HotRowBuffers
+    from ftw.kernels import HotRowBuffers
     from ftw.lookup.embedding import HostEmbedding
     from ftw.lookup.prefetch import Prefetch
-    from ftw.pinned.memory_report import MemoryReport
+    from ftw.pinned import MemoryReport
 
 _UNIT_NBYTES = 4  # of the integers that are added, where rows consist of whole ones
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ftw.lookup.hot_rows import HotRows
     from ftw.lookup.row_format import RowFormat
-    from ftw.pinned.buffer import PinnedBuffer
+    from ftw.pinned import PinnedBuffer
 
 
 class TableStorage:

@@ -15,16 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ftw.checkpoint.tensor_names import (
-    TOKEN_EMBEDDING,
-    StoredModule,
-    find_other_tables,
-    find_token_embeddings,
-    is_position_like,
-)
+from ftw.checkpoint import TOKEN_EMBEDDING, StoredModule, find_other_tables, find_token_embeddings, is_position_like
 from ftw.errors import NotEligibleError, printable
-from ftw.lookup.embedding import HostEmbedding
-from ftw.lookup.hot_rows import count_slots
+from ftw.lookup import HostEmbedding, count_slots
 from ftw.offloading.offloader import check_room, plan_offload, run_offload
 from ftw.offloading.table_modules import find_table, is_table_module
 from ftw.sizes import format_size

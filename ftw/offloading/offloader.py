@@ -18,16 +18,12 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ftw.errors import NotEligibleError, printable
-from ftw.host.limits import read_host_limits
-from ftw.host.memory import PAGE_NBYTES
-from ftw.kernels.packed_lookup import prepare
-from ftw.lookup.embedding import HostEmbedding
+from ftw.host import PAGE_NBYTES, read_host_limits
+from ftw.kernels import prepare
+from ftw.lookup import HostEmbedding
 from ftw.offloading.table_modules import Table, check_table, find_table, table_name
 from ftw.offloading.tensor_holders import find_holder, place_of
-from ftw.pinned.budget import check_pin_budget
-from ftw.pinned.buffer import PinnedBuffer, count_pinned_bytes
-from ftw.pinned.devices import resolve_device
-from ftw.pinned.memory_report import MemoryMonitor
+from ftw.pinned import MemoryMonitor, PinnedBuffer, check_pin_budget, count_pinned_bytes, resolve_device
 from ftw.sizes import align_up, parse_nbytes
 
 if TYPE_CHECKING:

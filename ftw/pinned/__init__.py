@@ -1,5 +1,22 @@
-"""Page-locked host memory, the device that reads it, and what it costs."""
+"""Page-locked host memory: the buffer, the driver's calls, the budget, and what memory was taken.
 
+Imports: `ftw.host`. The first room with torch.
+"""
+
+from ftw.pinned.budget import check_pin_budget
 from ftw.pinned.buffer import PinnedBuffer, count_pinned_bytes
+from ftw.pinned.devices import resolve_device
+from ftw.pinned.driver import load_driver
+from ftw.pinned.memory_report import MemoryMonitor, MemoryReport, MemorySnapshot, snapshot
 
-__all__ = ["PinnedBuffer", "count_pinned_bytes"]
+__all__ = [
+    "MemoryMonitor",
+    "MemoryReport",
+    "MemorySnapshot",
+    "PinnedBuffer",
+    "check_pin_budget",
+    "count_pinned_bytes",
+    "load_driver",
+    "resolve_device",
+    "snapshot",
+]

@@ -18,7 +18,7 @@ from ftw.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftw.host.limits import HostLimits
+    from ftw.host import HostLimits
 
 _MAX_NAMED = 3
 _WAY_OUT = "tables may stay on the GPU (embed 'gpu', or no offload)"

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from ftw.errors import ClosedError, PinError, printable
-from ftw.host.limits import read_host_limits
-from ftw.host.memory import HostMemory
-from ftw.host.numa import count_pages_by_node
+from ftw.host import HostMemory, count_pages_by_node, read_host_limits
 from ftw.pinned.driver import Driver, load_driver, numa_node_of
 from ftw.sizes import format_size
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ftw.host.memory import Memory
+    from ftw.host import Memory
 
 _ADVICE = "free some, raise the limit, or leave the table on the GPU (embed 'gpu', or no offload)"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ftw.host.numa import node_of_pci_device
+from ftw.host import node_of_pci_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable

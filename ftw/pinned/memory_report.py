@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ftw.host.memory import PAGE_NBYTES
+from ftw.host import PAGE_NBYTES
 from ftw.pinned.buffer import count_pinned_bytes
 from ftw.pinned.devices import resolve_device
 

@@ -1,49 +1,47 @@
-"""The formats that ftw opens: a new one is a file here and a row in this table."""
+"""Readers: the headers of a checkpoint of each format, parsed and checked against its files. No weight is read.
 
-from __future__ import annotations
+A new format is a file in this room and a row in `ftw.readers.formats`. Imports: `ftw.files`, `ftw.hub`. No torch.
+"""
 
-import contextlib
-import gc
-from typing import TYPE_CHECKING
+from ftw.readers.base import DerivedFile, LeftOut, Reader
+from ftw.readers.formats import open_reader
+from ftw.readers.ftw import (
+    ALIGNMENT,
+    FORMAT_NAME,
+    GGUF_METADATA_NAME,
+    INDEX_NAME,
+    JOURNAL_NAME,
+    OWN_NAMES,
+    SHARD_NAME,
+    VERSION,
+    FtwReader,
+    check_gguf_metadata_size,
+    iter_content,
+    read_ftw_key,
+)
+from ftw.readers.ftw_index import MAX_OTHERS
+from ftw.readers.problems import Problems
+from ftw.readers.safetensors import SafetensorsReader, listed_files
 
-from ftw.errors import SourceNotFoundError, printable
-from ftw.readers.ftw import FtwReader
-from ftw.readers.gguf.reader import GgufReader
-from ftw.readers.safetensors import SafetensorsReader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ftw.readers.base import Reader
-
-# Asked in this order: an FTW folder may hold safetensors side files, a GGUF one safetensors of another kind.
-READERS: dict[str, type[Reader]] = {reader.format: reader for reader in (FtwReader, GgufReader, SafetensorsReader)}
-
-
-def open_reader(path: Path) -> Reader:
-    """Open a file or folder with the first reader that accepts it.
-
-    Raises:
-        SourceNotFoundError: No reader does.
-        CheckpointError: The checkpoint is broken.
-    """
-    for reader in READERS.values():
-        if reader.accepts(path):
-            with _collector_paused():
-                return reader(path)
-    formats = " or ".join(READERS)
-    kind = "folder" if path.is_dir() else "file"
-    raise SourceNotFoundError(f"{printable(str(path))}: checkpoint: this {kind} holds none, {formats} is needed")
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from walking, again and again, what a header of 100,000 tensors becomes."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+__all__ = [
+    "ALIGNMENT",
+    "FORMAT_NAME",
+    "GGUF_METADATA_NAME",
+    "INDEX_NAME",
+    "JOURNAL_NAME",
+    "MAX_OTHERS",
+    "OWN_NAMES",
+    "SHARD_NAME",
+    "VERSION",
+    "DerivedFile",
+    "FtwReader",
+    "LeftOut",
+    "Problems",
+    "Reader",
+    "SafetensorsReader",
+    "check_gguf_metadata_size",
+    "iter_content",
+    "listed_files",
+    "open_reader",
+    "read_ftw_key",
+]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from ftw.files.weight_file import WeightFile
+    from ftw.files import WeightFile
     from ftw.tensors import Extent, TensorInfo
 
 

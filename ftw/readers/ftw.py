@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ftw.errors import CheckpointError, printable
-from ftw.files.strict_json import short_repr
-from ftw.hub.path import open_named_file
+from ftw.files import short_repr
+from ftw.hub import open_named_file
 from ftw.readers.base import DerivedFile
 from ftw.readers.ftw_index import ALIGNMENT as ALIGNMENT
 from ftw.readers.ftw_index import FORMAT_NAME as FORMAT_NAME
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
-    from ftw.files.weight_file import WeightFile
+    from ftw.files import WeightFile
     from ftw.readers.base import LeftOut
     from ftw.tensors import TensorInfo
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
-from ftw.files.json_stream import JsonStream
-from ftw.files.strict_json import are_counts, is_count, json_type, open_json_file, short_repr
+from ftw.files import JsonStream, are_counts, is_count, json_type, open_json_file, short_repr
 from ftw.readers.tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES, TensorBudget
 from ftw.tensors import TensorInfo
 

@@ -16,10 +16,8 @@ from sys import getsizeof
 from typing import TYPE_CHECKING, ClassVar
 
 from ftw.errors import CheckpointError, printable
-from ftw.files.json_stream import JsonStream
-from ftw.files.links import is_outside
-from ftw.files.strict_json import open_json_file, read_json_file, short_repr
-from ftw.hub.path import open_named_file, open_weight_file, prefetch
+from ftw.files import JsonStream, is_outside, open_json_file, read_json_file, short_repr
+from ftw.hub import open_named_file, open_weight_file, prefetch
 from ftw.readers.base import DerivedFile, LeftOut
 from ftw.readers.safetensors_header import read_safetensors_header
 from ftw.readers.tensor_budget import KEY_NBYTES, TensorBudget

@@ -20,16 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.dtypes import DTYPES, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
-from ftw.files.file_signatures import find_impostor
-from ftw.files.json_stream import JsonStream
-from ftw.files.strict_json import MAX_NBYTES, are_counts, json_type, short_repr
+from ftw.files import MAX_NBYTES, JsonStream, are_counts, find_impostor, json_type, short_repr
 from ftw.readers.tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftw.files.weight_file import WeightFile
+    from ftw.files import WeightFile
     from ftw.readers.tensor_budget import TensorBudget
 
 _LENGTH_NBYTES = 8

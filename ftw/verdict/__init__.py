@@ -1,1 +1,24 @@
-"""May a lookup table leave the GPU, why, and what that gains."""
+"""The verdict: may a lookup table leave the GPU, why, where does it go, and what does that gain.
+
+Imports: `ftw.checkpoint`. No torch.
+"""
+
+from ftw.verdict.gain import Budget, BudgetSide
+from ftw.verdict.placement import MOVED_ROLES, Embed, Placement, plan_placement, refusal
+from ftw.verdict.report import Report, inspect
+from ftw.verdict.verdict import TableVerdict, Verdict, judge
+
+__all__ = [
+    "MOVED_ROLES",
+    "Budget",
+    "BudgetSide",
+    "Embed",
+    "Placement",
+    "Report",
+    "TableVerdict",
+    "Verdict",
+    "inspect",
+    "judge",
+    "plan_placement",
+    "refusal",
+]

@@ -13,8 +13,7 @@ from ftw.verdict.placement import moving_tables
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftw.checkpoint.checkpoint import Checkpoint
-    from ftw.checkpoint.config import ModelConfig
+    from ftw.checkpoint import Checkpoint, ModelConfig
     from ftw.tensors import TensorInfo
     from ftw.verdict.verdict import Verdict
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftw.checkpoint.gguf_config import FILE_TYPE_KEY
+from ftw.checkpoint import FILE_TYPE_KEY
 from ftw.errors import FtwError
 from ftw.ggml_types import PACKED_TYPES, GgmlType, file_type_name, ggml_types_by_name
 
 if TYPE_CHECKING:
-    from ftw.checkpoint.config import ModelConfig
+    from ftw.checkpoint import ModelConfig
     from ftw.tensors import TensorInfo
 
 # FreeToken pads a table whose width is no multiple of this, so that reads of whole runs stay inside.

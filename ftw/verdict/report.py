@@ -6,15 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftw.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ftw.checkpoint import Checkpoint, open_checkpoint
 from ftw.verdict.gain import Budget, Gain, find_gain, plan_budget
 from ftw.verdict.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     import os
 
-    from ftw.checkpoint.config import ModelConfig
-    from ftw.readers.base import LeftOut
+    from ftw.checkpoint import ModelConfig
+    from ftw.readers import LeftOut
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftw.checkpoint.df11.tables import DECODED_ROLES
-from ftw.checkpoint.kv_cache import first_count
-from ftw.checkpoint.quantization_schemes import name_scheme
+from ftw.checkpoint import first_count, name_scheme
+from ftw.checkpoint.df11 import DECODED_ROLES
 from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES
 from ftw.verdict.packing import Packing, UnknownPackingError, find_packing
 
 if TYPE_CHECKING:
-    from ftw.checkpoint.checkpoint import Checkpoint
-    from ftw.checkpoint.config import ModelConfig
-    from ftw.checkpoint.tensor_names import StoredModule
+    from ftw.checkpoint import Checkpoint, ModelConfig, StoredModule
     from ftw.tensors import TensorInfo
 
 _MAX_NAMED = 8

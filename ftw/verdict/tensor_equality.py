@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 if TYPE_CHECKING:
-    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.checkpoint import Checkpoint
 
 _FIRST_CHUNK_NBYTES = 64 << 10  # two tensors that differ mostly differ here
 _CHUNK_NBYTES = 4 << 20  # of each, and a copy of it

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftw.checkpoint.config import TIE_KEY
+from ftw.checkpoint import TIE_KEY
 from ftw.verdict import families
 
 if TYPE_CHECKING:
-    from ftw.checkpoint.checkpoint import Checkpoint
-    from ftw.checkpoint.config import ModelConfig
-    from ftw.checkpoint.tensor_names import StoredModule
+    from ftw.checkpoint import Checkpoint, ModelConfig, StoredModule
     from ftw.verdict.tensor_equality import TensorEquality
 
 

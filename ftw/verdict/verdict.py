@@ -18,15 +18,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftw.checkpoint.tensor_names import TOKEN_EMBEDDING, find_heads, find_other_tables, find_token_embeddings
+from ftw.checkpoint import TOKEN_EMBEDDING, find_heads, find_other_tables, find_token_embeddings
 from ftw.errors import CheckpointError
 from ftw.verdict.row_encoding import find_rows
 from ftw.verdict.tensor_equality import TensorEquality
 from ftw.verdict.tie import GGUF_TABLE, NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie, read_claim
 
 if TYPE_CHECKING:
-    from ftw.checkpoint.checkpoint import Checkpoint
-    from ftw.checkpoint.tensor_names import StoredModule
+    from ftw.checkpoint import Checkpoint, StoredModule
 
 _MAX_PAIRS = 10_000
 

@@ -23,7 +23,7 @@ from ftw.checkpoint.kv_cache import first_count
 from ftw.checkpoint.quantization_schemes import name_scheme
 from ftw.checkpoint.tensor_names import find_other_tables, find_token_embeddings
 from ftw.errors import CheckpointError
-from ftw.files.strict_json import short_repr
+from ftw.files import short_repr
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.files.weight_file import DIRECT_ALIGNMENT, DIRECT_MIN_JOB_NBYTES, OpenFile
+from ftw.files import DIRECT_ALIGNMENT, DIRECT_MIN_JOB_NBYTES, OpenFile
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.checkpoint import Checkpoint
     from ftw.conversion.writing.shard_plan import Chunk, ChunkPart
-    from ftw.files.weight_file import WeightFile
+    from ftw.files import WeightFile
 
 
 def buffer_nbytes(run_nbytes: int) -> int:

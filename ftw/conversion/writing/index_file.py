@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ftw.dtypes import DTYPES
-from ftw.readers.ftw import ALIGNMENT, FORMAT_NAME, VERSION
+from ftw.readers import ALIGNMENT, FORMAT_NAME, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

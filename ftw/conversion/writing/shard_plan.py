@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftw.readers.ftw import ALIGNMENT, SHARD_NAME
+from ftw.readers import ALIGNMENT, SHARD_NAME
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:

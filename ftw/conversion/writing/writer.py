@@ -19,10 +19,8 @@ from ftw.conversion.writing.index_file import iter_index
 from ftw.conversion.writing.shard_files import ShardFiles
 from ftw.conversion.writing.shard_plan import iter_write_chunks
 from ftw.errors import CheckpointError
-from ftw.host.atomic_write import write_atomically
-from ftw.host.memory import HostMemory, address_of
-from ftw.host.threads import start_threads
-from ftw.readers.ftw import ALIGNMENT, INDEX_NAME
+from ftw.host import HostMemory, address_of, start_threads, write_atomically
+from ftw.readers import ALIGNMENT, INDEX_NAME
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:

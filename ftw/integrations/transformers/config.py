@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from transformers.configuration_utils import PretrainedConfig as PreTrainedConfig
 
-    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.checkpoint import Checkpoint
 
 _log = logging.getLogger("ftw")
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ftw.errors import FtwError, NotEligibleError, printable
 from ftw.integrations.transformers.weight_proxy import ON_GPU, WeightProxy
-from ftw.lookup.embedding import HostEmbedding
+from ftw.lookup import HostEmbedding
 
 if TYPE_CHECKING:
     from torch import nn

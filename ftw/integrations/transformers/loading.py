@@ -17,17 +17,14 @@ import torch
 import transformers
 from torch import nn
 
-from ftw.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ftw.checkpoint.tensor_names import TOKEN_EMBEDDING, find_heads, find_other_tables
+from ftw.checkpoint import TOKEN_EMBEDDING, Checkpoint, find_heads, find_other_tables, open_checkpoint
 from ftw.errors import CheckpointError, FtwError, NotEligibleError, printable
 from ftw.integrations.transformers.config import ModelRecipe, foreign_code, read_generation_config, read_recipe
 from ftw.integrations.transformers.embedding import guard_tables, make_replacement, scale_of, weight_of
 from ftw.integrations.transformers.weights import LazyWeights, TieGuard
-from ftw.loading.loader import load
-from ftw.offloading import offloader
-from ftw.offloading.model_tables import replace_module
-from ftw.offloading.table_modules import find_table, is_table_module
-from ftw.pinned.memory_report import MemoryMonitor
+from ftw.loading import load
+from ftw.offloading import find_table, is_table_module, offloader, replace_module
+from ftw.pinned import MemoryMonitor
 from ftw.sizes import parse_nbytes
 
 if TYPE_CHECKING:
@@ -36,9 +33,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from ftw.loading.loaded_model import LoadedModel
-    from ftw.lookup.embedding import HostEmbedding
-    from ftw.verdict.verdict import TableVerdict
+    from ftw.loading import LoadedModel
+    from ftw.lookup import HostEmbedding
+    from ftw.verdict import TableVerdict
 
 _log = logging.getLogger("ftw")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from ftw.checkpoint.tensor_names import TOKEN_EMBEDDING
+from ftw.checkpoint import TOKEN_EMBEDDING
 from ftw.errors import NotEligibleError, printable
 from ftw.integrations.transformers.config import check_model_class, check_options
 from ftw.integrations.transformers.embedding import (
@@ -28,8 +28,8 @@ from ftw.integrations.transformers.embedding import (
     weight_of,
 )
 from ftw.integrations.transformers.loading import Request, load_model
-from ftw.offloading.model_tables import ModelTable, OffloadedModel, find_model_tables, offload_tables
-from ftw.pinned.devices import resolve_device
+from ftw.offloading import ModelTable, OffloadedModel, find_model_tables, offload_tables
+from ftw.pinned import resolve_device
 
 if TYPE_CHECKING:
     import os
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ftw.lookup.embedding import HostEmbedding
+    from ftw.lookup import HostEmbedding
 
 _log = logging.getLogger("ftw")
 

@@ -14,7 +14,7 @@ import torch
 from ftw.errors import printable
 
 if TYPE_CHECKING:
-    from ftw.lookup.embedding import HostEmbedding
+    from ftw.lookup import HostEmbedding
 
 ON_GPU = "load the model with embed='gpu'"
 

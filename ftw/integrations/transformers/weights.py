@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ftw.errors import ClosedError, FtwError, printable
-from ftw.loading.device_copy import FileStage, torch_dtype
+from ftw.loading import FileStage, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ftw.checkpoint.checkpoint import Checkpoint
+    from ftw.checkpoint import Checkpoint
     from ftw.tensors import TensorInfo
 
 

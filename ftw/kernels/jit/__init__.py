@@ -1,1 +1,1 @@
-"""Triton's kernels alone, without checks; `ftw.kernels` launches them."""
+"""Triton's kernels and what they share, without checks. Nothing is offered but to `ftw.kernels`."""

@@ -21,7 +21,7 @@ from ftw.ggml_types import PACKED_TYPES, WideField, ggml_types_by_name, swapped_
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ftw.files.weight_file import WeightFile
+    from ftw.files import WeightFile
     from ftw.tensors import TensorInfo
 
 _MAX_TENSORS = 8

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from ftw.files.weight_file import WeightFile
+    from ftw.files import WeightFile
 
 WINDOW_NBYTES = 1 << 20  # what is held of the file at a time
 

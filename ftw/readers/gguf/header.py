@@ -25,15 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftw.dtypes import is_too_large
 from ftw.errors import CheckpointError
-from ftw.files.file_signatures import find_impostor
-from ftw.files.strict_json import short_repr
+from ftw.files import find_impostor, short_repr
 from ftw.ggml_types import ggml_types
 from ftw.readers.gguf.cursor import Cursor
 from ftw.readers.gguf.metadata import ALIGNMENT_KEY, MIN_ENTRY_NBYTES, read_metadata, read_name
 from ftw.readers.tensor_budget import TENSOR_NBYTES
 
 if TYPE_CHECKING:
-    from ftw.files.weight_file import WeightFile
+    from ftw.files import WeightFile
     from ftw.ggml_types import GgmlType
     from ftw.readers.gguf.metadata import ValueType
     from ftw.readers.tensor_budget import TensorBudget

@@ -18,11 +18,11 @@ from enum import IntEnum
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftw.files.strict_json import MAX_DEPTH, short_repr
+from ftw.files import MAX_DEPTH, short_repr
 from ftw.readers.gguf.cursor import Cursor
 
 if TYPE_CHECKING:
-    from ftw.files.weight_file import WeightFile
+    from ftw.files import WeightFile
     from ftw.readers.tensor_budget import TensorBudget
 
 MIN_ENTRY_NBYTES = 8 + 1 + 4 + 1

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftw.errors import CheckpointError, printable
-from ftw.files.strict_json import short_repr
-from ftw.hub.path import open_named_file, open_weight_file, prefetch
+from ftw.files import short_repr
+from ftw.hub import open_named_file, open_weight_file, prefetch
 from ftw.readers.gguf.byte_order import read_block_orders
 from ftw.readers.gguf.files import choose_files, is_gguf_name, is_shard_name, list_gguf_names
 from ftw.readers.gguf.header import MAX_TENSORS, read_gguf_header
@@ -24,7 +24,7 @@ from ftw.tensors import Extent, TensorInfo
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftw.files.weight_file import WeightFile
+    from ftw.files import WeightFile
     from ftw.readers.base import DerivedFile
     from ftw.readers.gguf.header import GgufHeader, RawTensor
 
