@@ -1,14 +1,17 @@
-"""Operations on the device. An op is a module, which checks and launches: `lookup` and `packed_lookup`.
+"""Operations on the device: `lookup` and `packed_lookup`. An op has one name everywhere.
 
-Its kernel alone is in `ftw.kernels.jit`; its reference is slow and obvious. Imports: the ground files.
+    <op>.py               checks and launches
+    jit/<op>_triton.py    its kernel, without checks
+    reference.py          <op>_reference, slow and obvious
+
+Imports: the ground files.
 """
 
 from ftw.kernels import lookup, packed_lookup
 from ftw.kernels.arguments import check_dense, check_scale, is_dense, make_out
 from ftw.kernels.distinct import prefers_distinct
 from ftw.kernels.hot import HotRowBuffers
-from ftw.kernels.launch_cache import LaunchCache
-from ftw.kernels.launching import Launch
+from ftw.kernels.launching import Launch, LaunchCache
 from ftw.kernels.packed_lookup import OUT_DTYPES, packed_columns, prepare
 
 __all__ = [

@@ -25,7 +25,7 @@ from ftw.kernels.arguments import check_arguments, check_columns, check_distinct
 from ftw.kernels.distinct import make_owners, plan_distinct
 from ftw.kernels.hot import check_hot
 from ftw.kernels.launching import Launch, launch_all
-from ftw.kernels.lookup_reference import lookup_reference
+from ftw.kernels.reference import lookup_reference
 from ftw.kernels.row_tiling import cut_row, cut_row_into
 
 if TYPE_CHECKING:

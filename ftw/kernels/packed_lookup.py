@@ -39,7 +39,7 @@ from ftw.kernels.codebooks import codebook
 from ftw.kernels.distinct import make_owners, plan_distinct
 from ftw.kernels.hot import check_hot
 from ftw.kernels.launching import Launch, launch_all
-from ftw.kernels.packed_lookup_reference import packed_lookup_reference
+from ftw.kernels.reference import packed_lookup_reference
 
 if TYPE_CHECKING:
     from ftw.kernels.hot import HotRowBuffers

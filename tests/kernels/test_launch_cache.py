@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ftw.kernels import launch_cache as kept_launches
 from ftw.kernels import launching
 from ftw.kernels.jit.lookup_triton import lookup_kernel
-from ftw.kernels.launch_cache import LaunchCache
-from ftw.kernels.launching import Launch, launch_key
+from ftw.kernels.launching import Launch, LaunchCache, launch_key
 from ftw.kernels.lookup import plan_launch
 
 TABLE = torch.randn(9, 16, generator=torch.Generator().manual_seed(6)).to(torch.bfloat16)
@@ -155,7 +153,7 @@ def test_ids_and_output_are_not_kept_alive() -> None:
 
 
 def test_not_more_is_kept_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_launches, "_MAX_KEPT", 3)
+    monkeypatch.setattr(launching, "_MAX_CACHED", 3)
     kept = LaunchCache()
     for number in range(10):
         keep(kept, number, torch.tensor([number]), FakeCompiled([]))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import ftw
 from ftw.kernels.lookup import launch, lookup
-from ftw.kernels.lookup_reference import lookup_reference
+from ftw.kernels.reference import lookup_reference
 from ftw.kernels.row_tiling import cut_row
 from ftw.lookup.embedding import HostEmbedding
 
