@@ -11,14 +11,18 @@ from ftw.kernels import lookup, packed_lookup
 from ftw.kernels.arguments import check_dense, check_scale, is_dense, make_out
 from ftw.kernels.distinct import prefers_distinct
 from ftw.kernels.hot import HotRowBuffers
-from ftw.kernels.launching import Launch, LaunchCache
-from ftw.kernels.packed_lookup import OUT_DTYPES, packed_columns, prepare
+from ftw.kernels.launching import LaunchCache
+from ftw.kernels.lookup import LOOKUP
+from ftw.kernels.operation import LookupOptions
+from ftw.kernels.packed_lookup import OUT_DTYPES, PACKED_LOOKUP, packed_columns, prepare
 
 __all__ = [
+    "LOOKUP",
     "OUT_DTYPES",
+    "PACKED_LOOKUP",
     "HotRowBuffers",
-    "Launch",
     "LaunchCache",
+    "LookupOptions",
     "check_dense",
     "check_scale",
     "is_dense",

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ftw.errors import LookupArgumentError
-from ftw.kernels.arguments import check_arguments, check_columns, check_distinct, check_scale, make_out, on_device
+from ftw.kernels.arguments import check_arguments
 from ftw.kernels.distinct import make_owners, plan_distinct
-from ftw.kernels.hot import check_hot
-from ftw.kernels.launching import Launch, launch_all
+from ftw.kernels.launching import Launch
+from ftw.kernels.operation import LookupOptions, Operation
 from ftw.kernels.reference import lookup_reference
 from ftw.kernels.row_tiling import cut_row, cut_row_into
 
@@ -67,86 +67,47 @@ def lookup(
     Raises:
         LookupArgumentError: An argument has a shape, dtype or device that is not allowed.
     """
-    check_arguments("lookup", table, ids, first_id)
-    length = table.shape[1]
-    if columns is not None:
-        length = check_columns("lookup", columns, length)
-    if scale is not None:
-        scale = check_scale("lookup", scale, table.dtype)
-    if hot is not None:
-        check_hot("lookup", hot, table, ids)
-    if is_distinct:
-        check_distinct("lookup", ids)
-    out = make_out("lookup", ids, length, table.dtype, out)
-    if not out.numel():
-        return out
-    if ids.device.type == "cpu":
-        lookup_reference(table, ids, out, first_id, columns=columns, scale=scale, hot=hot)
-        return out
-    with on_device(ids):
-        launch(
-            table, ids, out, first_id, columns=columns, scale=scale, hot=hot, is_distinct=is_distinct, launcher=launcher
-        )
-    return out
+    options = LookupOptions(first_id, columns, scale, hot, is_distinct)
+    return LOOKUP.run(table, ids, out, options, launcher)[0]
 
 
-def launch(
-    table: torch.Tensor,
-    ids: torch.Tensor,
-    out: torch.Tensor,
-    first_id: int = 0,
-    *,
-    columns: tuple[int, int] | None = None,
-    scale: float | None = None,
-    hot: HotRowBuffers | None = None,
-    is_distinct: bool = False,
-    launcher: Launcher | None = None,
-) -> None:
-    """Launch the Triton kernels on the current stream; the arguments have been checked, the scale is rounded."""
-    ids = ids.contiguous()
-    owners = make_owners(table, ids) if is_distinct else None
-    fetch = plan_launch(table, ids, out, first_id, columns=columns, scale=scale, hot=hot, owners=owners)
-    launches = [fetch] if owners is None else plan_distinct(fetch, ids, owners, out, first_id=first_id)
-    launch_all(launches, launcher, ids.device.index)
+def _check(
+    table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor | None, options: LookupOptions
+) -> tuple[LookupOptions, torch.Tensor]:
+    check_arguments("lookup", table, ids, options.first_id)
+    return options.check("lookup", table, ids, out, columns=table.shape[1], dtype=table.dtype)
 
 
-def plan_launch(
-    table: torch.Tensor,
-    ids: torch.Tensor,
-    out: torch.Tensor,
-    first_id: int = 0,
-    *,
-    columns: tuple[int, int] | None = None,
-    scale: float | None = None,
-    hot: HotRowBuffers | None = None,
-    owners: torch.Tensor | None = None,
-) -> Launch:
-    """Return the launch that looks up rows of contiguous ids; with `owners` those alone that their positions own.
+def plan_launches(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, options: LookupOptions) -> list[Launch]:
+    """Return the launches that look rows up on the ids' device; the arguments have been checked.
 
     Raises:
         LookupArgumentError: Values that are to be scaled lie at addresses that are not a multiple of their size.
     """
     from ftw.kernels.jit.lookup_triton import lookup_kernel
 
+    ids = ids.contiguous()
+    owners = make_owners(table, ids) if options.is_distinct else None
     num_rows, num_columns = table.shape
     element_nbytes = table.element_size()
-    slots, hot_rows, counts = (None, None, None) if hot is None else hot
-    if columns is not None:
-        table = table[:, columns[0] : columns[0] + columns[1]]
-        hot_rows = None if hot_rows is None else hot_rows[:, columns[0] : columns[0] + columns[1]]
+    slots, hot_rows, counts = options.hot or (None, None, None)
+    if options.columns is not None:
+        start, length = options.columns
+        table = table[:, start : start + length]
+        hot_rows = None if hot_rows is None else hot_rows[:, start : start + length]
     row_nbytes = num_columns * element_nbytes
     out_nbytes = table.shape[1] * element_nbytes
     alignment = row_nbytes | table.data_ptr() | out.data_ptr()
     if hot_rows is not None:
         alignment |= hot_rows.data_ptr()
-    if scale is None:
+    if options.scale is None:
         shape = cut_row(out_nbytes, alignment)
     elif alignment % element_nbytes:
         problem = f"found values at addresses that are no multiple of {element_nbytes}, which are not scaled"
         raise LookupArgumentError(f"lookup: table: {problem}")
     else:
         shape = cut_row_into(out_nbytes, table.dtype, element_nbytes)
-    return Launch(
+    fetch = Launch(
         kernel=lookup_kernel,
         grid=(ids.numel(), -(-shape.units // shape.block), 1),
         arguments=(
@@ -157,13 +118,17 @@ def plan_launch(
             hot_rows,
             counts,
             owners,
-            first_id,
+            options.first_id,
             num_rows,
             row_nbytes // shape.unit_nbytes,
-            None if columns is None else shape.units,
-            scale,
+            None if options.columns is None else shape.units,
+            options.scale,
         ),
         constants=(shape.block,),
         options=_OPTIONS[shape.num_warps],
         views=((0, shape.unit), (2, shape.unit), (4, shape.unit)),
     )
+    return [fetch] if owners is None else plan_distinct(fetch, ids, owners, out, first_id=options.first_id)
+
+
+LOOKUP = Operation(_check, plan_launches, lookup_reference)

@@ -26,19 +26,11 @@ import torch
 
 from ftw.errors import LookupArgumentError
 from ftw.ggml_types import PACKED_TYPES, GgmlType, ggml_types_by_name
-from ftw.kernels.arguments import (
-    SCALED_DTYPES,
-    check_arguments,
-    check_columns,
-    check_distinct,
-    check_scale,
-    make_out,
-    on_device,
-)
+from ftw.kernels.arguments import SCALED_DTYPES, check_arguments
 from ftw.kernels.codebooks import codebook
 from ftw.kernels.distinct import make_owners, plan_distinct
-from ftw.kernels.hot import check_hot
-from ftw.kernels.launching import Launch, launch_all
+from ftw.kernels.launching import Launch
+from ftw.kernels.operation import LookupOptions, Operation
 from ftw.kernels.reference import packed_lookup_reference
 
 if TYPE_CHECKING:
@@ -108,42 +100,21 @@ def packed_lookup(
     Raises:
         LookupArgumentError: An argument has a type, shape, dtype or device that is not allowed.
     """
-    check_arguments("packed_lookup", table, ids, first_id)
-    num_columns = packed_columns(table, ggml_type)
-    if columns is not None:
-        block_size = ggml_types_by_name()[ggml_type].block_size
-        num_columns = check_columns("packed_lookup", columns, num_columns, block_size)
+    options = LookupOptions(first_id, columns, scale, hot, is_distinct, ggml_type, dtype)
+    return PACKED_LOOKUP.run(table, ids, out, options, launcher)[0]
+
+
+def _check(
+    table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor | None, options: LookupOptions
+) -> tuple[LookupOptions, torch.Tensor]:
+    op, dtype = "packed_lookup", options.dtype
+    check_arguments(op, table, ids, options.first_id)
+    columns = packed_columns(table, options.ggml_type)
     if dtype not in OUT_DTYPES:
         allowed = ", ".join(map(str, OUT_DTYPES))
-        raise LookupArgumentError(f"packed_lookup: dtype: found {dtype}, allowed are {allowed}")
-    if scale is not None:
-        scale = check_scale("packed_lookup", scale, dtype)
-    if hot is not None:
-        check_hot("packed_lookup", hot, table, ids)
-    if is_distinct:
-        check_distinct("packed_lookup", ids)
-    out = make_out("packed_lookup", ids, num_columns, dtype, out)
-    if not out.numel():
-        return out
-    if not table.shape[0]:
-        return out.zero_()
-    if ids.device.type == "cpu":
-        packed_lookup_reference(table, ids, out, ggml_type, first_id, columns=columns, scale=scale, hot=hot)
-        return out
-    with on_device(ids):
-        launch(
-            table,
-            ids,
-            out,
-            ggml_type,
-            first_id,
-            columns=columns,
-            scale=scale,
-            hot=hot,
-            is_distinct=is_distinct,
-            launcher=launcher,
-        )
-    return out
+        raise LookupArgumentError(f"{op}: dtype: found {dtype}, allowed are {allowed}")
+    block_size = ggml_types_by_name()[options.ggml_type].block_size
+    return options.check(op, table, ids, out, columns=columns, dtype=dtype, block_size=block_size)
 
 
 def packed_columns(table: torch.Tensor, ggml_type: str) -> int:
@@ -169,54 +140,25 @@ def prepare(ggml_type: str, device: torch.device) -> None:
         codebook(ggml_type, device)
 
 
-def launch(
-    table: torch.Tensor,
-    ids: torch.Tensor,
-    out: torch.Tensor,
-    ggml_type: str,
-    first_id: int = 0,
-    *,
-    columns: tuple[int, int] | None = None,
-    scale: float | None = None,
-    hot: HotRowBuffers | None = None,
-    is_distinct: bool = False,
-    launcher: Launcher | None = None,
-) -> None:
-    """Launch the Triton kernels on the current stream; the arguments have been checked, the scale is rounded."""
-    ids = ids.contiguous()
-    owners = make_owners(table, ids) if is_distinct else None
-    fetch = plan_launch(table, ids, out, ggml_type, first_id, columns=columns, scale=scale, hot=hot, owners=owners)
-    launches = [fetch] if owners is None else plan_distinct(fetch, ids, owners, out, first_id=first_id)
-    launch_all(launches, launcher, ids.device.index)
-
-
-def plan_launch(
-    table: torch.Tensor,
-    ids: torch.Tensor,
-    out: torch.Tensor,
-    ggml_type: str,
-    first_id: int = 0,
-    *,
-    columns: tuple[int, int] | None = None,
-    scale: float | None = None,
-    hot: HotRowBuffers | None = None,
-    owners: torch.Tensor | None = None,
-) -> Launch:
-    """Return the launch that looks up rows of contiguous ids; with `owners` those alone that their positions own."""
+def plan_launches(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, options: LookupOptions) -> list[Launch]:
+    """Return the launches that look rows up on the ids' device; the arguments have been checked."""
     from ftw.kernels.jit import ggml_decoders_triton
     from ftw.kernels.jit.packed_lookup_triton import UNITS, packed_lookup_kernel
 
+    ids = ids.contiguous()
+    owners = make_owners(table, ids) if options.is_distinct else None
+    ggml_type = options.ggml_type
     known = ggml_types_by_name()[ggml_type]
     num_rows, row_nbytes = table.shape
-    slots, hot_rows, counts = (None, None, None) if hot is None else hot
-    if columns is not None:
-        start, length = (count // known.block_size * known.type_size for count in columns)
+    slots, hot_rows, counts = options.hot or (None, None, None)
+    if options.columns is not None:
+        start, length = (count // known.block_size * known.type_size for count in options.columns)
         table = table[:, start : start + length]
         hot_rows = None if hot_rows is None else hot_rows[:, start : start + length]
     num_columns = table.shape[1] // known.type_size * known.block_size
     plan = _plan(table, out, known, num_columns)
     entries = codebook(ggml_type, ids.device)
-    return Launch(
+    fetch = Launch(
         kernel=packed_lookup_kernel,
         grid=(ids.numel(), -(-num_columns // plan.elements), 1),
         arguments=(
@@ -228,11 +170,11 @@ def plan_launch(
             hot_rows,
             counts,
             owners,
-            first_id,
+            options.first_id,
             num_rows,
             num_columns,
             row_nbytes,
-            scale,
+            options.scale,
             0,
         ),
         constants=(
@@ -249,6 +191,7 @@ def plan_launch(
         ),
         options=_OPTIONS,
     )
+    return [fetch] if owners is None else plan_distinct(fetch, ids, owners, out, first_id=options.first_id)
 
 
 def _plan(table: torch.Tensor, out: torch.Tensor, known: GgmlType, columns: int) -> _Plan:
@@ -266,3 +209,6 @@ def _plan(table: torch.Tensor, out: torch.Tensor, known: GgmlType, columns: int)
     unit_nbytes = next(nbytes for nbytes in _UNIT_NBYTES if alignment % nbytes == 0)
     units = 1 << ((run_nbytes + _LINE_NBYTES) // unit_nbytes - 1).bit_length()  # may begin anywhere in a line
     return _Plan(elements, is_few, is_staged, unit_nbytes, units)
+
+
+PACKED_LOOKUP = Operation(_check, plan_launches, packed_lookup_reference)

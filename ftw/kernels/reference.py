@@ -9,66 +9,42 @@ import torch
 
 if TYPE_CHECKING:
     from ftw.kernels.hot import HotRowBuffers
+    from ftw.kernels.operation import LookupOptions
 
 
-def lookup_reference(
-    table: torch.Tensor,
-    ids: torch.Tensor,
-    out: torch.Tensor,
-    first_id: int = 0,
-    *,
-    columns: tuple[int, int] | None = None,
-    scale: float | None = None,
-    hot: HotRowBuffers | None = None,
-) -> None:
+def lookup_reference(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, options: LookupOptions) -> None:
     """Look up rows of a `[rows, columns]` table into `out`, all on one device; zeros for ids outside the table."""
     rows = table.view(torch.uint8)  # bits, of whatever dtype
-    flat = ids.reshape(-1).to(torch.int64)
-    target = out.view(torch.uint8).view(flat.numel(), -1)
-    numbers = flat - first_id  # wraps around for ids far below, which the first condition sorts out
-    is_outside = (flat < first_id) | (numbers >= rows.shape[0])
-    if columns is None and scale is None and hot is None and not is_outside.any():
+    numbers, is_inside = _find_rows(ids, options.first_id, rows.shape[0])
+    target = out.view(torch.uint8).view(numbers.numel(), -1)
+    if options.columns is None and options.scale is None and options.hot is None and is_inside.all():
         torch.index_select(rows, 0, numbers, out=target)
         return
-    is_inside = ~is_outside
-    found = _gather(rows, numbers[is_inside], hot).view(table.dtype)
-    if columns is not None:
-        found = found[:, columns[0] : columns[0] + columns[1]].contiguous()
-    if scale is not None:
-        found *= torch.tensor(scale, dtype=found.dtype, device=found.device)
+    found = _gather(rows, numbers[is_inside], options.hot).view(table.dtype)
     target.zero_()
-    target[is_inside] = found.view(torch.uint8)
+    target[is_inside] = _cut_and_scale(found, options).view(torch.uint8)
 
 
-def packed_lookup_reference(
-    table: torch.Tensor,
-    ids: torch.Tensor,
-    out: torch.Tensor,
-    ggml_type: str,
-    first_id: int = 0,
-    *,
-    columns: tuple[int, int] | None = None,
-    scale: float | None = None,
-    hot: HotRowBuffers | None = None,
-) -> None:
-    """Look up and decode rows of a uint8 `[rows, row_bytes]` table into `out`; zeros for ids outside the table."""
+def packed_lookup_reference(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, options: LookupOptions) -> None:
+    """Look up rows of a uint8 `[rows, row_bytes]` table and decode them into `out`, as the gguf package does."""
     from gguf import GGMLQuantizationType, quants
 
-    flat = ids.reshape(-1).to(torch.int64)
-    target = out.view(flat.numel(), -1).zero_()
-    numbers = flat - first_id  # wraps around for ids far below, which the first condition sorts out
-    is_inside = (flat >= first_id) & (numbers < table.shape[0])
-    packed = _gather(table, numbers[is_inside], hot)
+    numbers, is_inside = _find_rows(ids, options.first_id, table.shape[0])
+    target = out.view(numbers.numel(), -1).zero_()
+    packed = _gather(table, numbers[is_inside], options.hot)
     if not packed.shape[0]:
         return
     with np.errstate(all="ignore"):  # infinite and NaN scales are decoded like any other
-        values = quants.dequantize(packed.numpy(), GGMLQuantizationType[ggml_type])
+        values = quants.dequantize(packed.numpy(), GGMLQuantizationType[options.ggml_type])
     found = torch.from_numpy(np.ascontiguousarray(values)).to(out.dtype)
-    if columns is not None:
-        found = found[:, columns[0] : columns[0] + columns[1]]
-    if scale is not None:
-        found = found * torch.tensor(scale, dtype=found.dtype, device=found.device)
-    target[is_inside] = found
+    target[is_inside] = _cut_and_scale(found, options)
+
+
+def _find_rows(ids: torch.Tensor, first_id: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows' numbers, int64 `[ids]`, and which of them are inside the table."""
+    flat = ids.reshape(-1).to(torch.int64)
+    numbers = flat - first_id  # wraps around for ids far below, which the first condition sorts out
+    return numbers, (flat >= first_id) & (numbers < num_rows)
 
 
 def _gather(table: torch.Tensor, rows: torch.Tensor, hot: HotRowBuffers | None) -> torch.Tensor:
@@ -83,3 +59,13 @@ def _gather(table: torch.Tensor, rows: torch.Tensor, hot: HotRowBuffers | None) 
     found[is_hot] = hot.rows.view(torch.uint8)[slots[is_hot]]
     found[~is_hot] = table[rows[~is_hot]]
     return found
+
+
+def _cut_and_scale(rows: torch.Tensor, options: LookupOptions) -> torch.Tensor:
+    """Return the columns that are wanted, times the scale; `rows`, contiguous, may be changed."""
+    if options.columns is not None:
+        start, length = options.columns
+        rows = rows[:, start : start + length].contiguous()
+    if options.scale is not None:
+        rows *= torch.tensor(options.scale, dtype=rows.dtype, device=rows.device)  # in place, so the strides stay
+    return rows

@@ -48,7 +48,7 @@ class TableStorage:
         self.handle = register(self)
         self._is_hot_asked = is_hot_asked
         self._table: torch.Tensor | None = table
-        self._lookup: EagerLookup | None = EagerLookup(name, table, row_format, hot_rows, self.handle)
+        self._lookup: EagerLookup | None = EagerLookup(self, row_format)
         self._buffer = buffer
 
     @property

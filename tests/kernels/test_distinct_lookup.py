@@ -6,18 +6,20 @@ import torch
 from hot_tables import assert_same, expected_counts, expected_rows, make_hot, random_rows, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_launches import launch, plan
 from packed_tables import random_table
 
 import ftw
 from ftw.kernels import distinct, packed_lookup
 from ftw.kernels import lookup as dense_lookup
 from ftw.kernels.arguments import check_distinct
-from ftw.kernels.distinct import make_owners, plan_distinct, prefers_distinct
+from ftw.kernels.distinct import prefers_distinct
 from ftw.kernels.hot import HotRowBuffers
 from ftw.kernels.launching import launch_once
-from ftw.kernels.lookup import launch, lookup, plan_launch
+from ftw.kernels.lookup import lookup
 from ftw.lookup.eager_lookup import EagerLookup
 from ftw.lookup.row_format import RowFormat
+from ftw.lookup.table_storage import TableStorage
 
 ROWS = 13
 
@@ -68,7 +70,7 @@ def test_distinct_packed_rows_equal_plain_ones(name: str, is_scaled: bool, is_ho
     out = torch.full((30, 1024), 0xA5, dtype=torch.uint8).view(torch.bfloat16)
     table, hot = (made.table, made.hot) if is_hot else (made.whole, None)
     with np.errstate(all="ignore"):
-        packed_lookup.launch(table, ids, out, name, scale=scale, hot=hot, is_distinct=True)
+        launch(table, ids, out, name, scale=scale, hot=hot, is_distinct=True)
     wanted = expected_rows(values_of(made.whole, name, torch.bfloat16), ids, scale=scale)
     assert_same(out, wanted, is_exact=False)
 
@@ -79,7 +81,7 @@ def test_distinct_rows_of_a_shard(first_id: int) -> None:
     near = [first_id + offset for offset in (0, 5, 5, ROWS - 1, ROWS, -1, 0, 5)]
     ids = torch.tensor([token for token in near if token < 2**63] + [-(2**63), -1, 0])
     out = torch.empty(ids.numel(), 16, dtype=torch.bfloat16)
-    launch(table, ids, out, first_id, is_distinct=True)
+    launch(table, ids, out, first_id=first_id, is_distinct=True)
     assert_same(out, expected_rows(table, ids, first_id=first_id))
 
 
@@ -87,10 +89,9 @@ def test_each_row_is_fetched_by_its_owner_alone() -> None:
     """After the fetch, the places of all other positions are as they were; ids outside are everybody's."""
     made = make_hot(random_rows(ROWS, 16, torch.bfloat16), [5])
     ids = torch.tensor([3, 3, 5, -1, 4, 3, 5, 4, 99])
-    owners = make_owners(made.table, ids).fill_(-7)
     out = torch.full((9, 32), 0xA5, dtype=torch.uint8).view(torch.bfloat16)
-    fetch = plan_launch(made.table, ids, out, hot=made.hot, owners=owners)
-    elect, fetch, spread = plan_distinct(fetch, ids, owners, out, first_id=0)
+    elect, fetch, spread = plan(made.table, ids, out, hot=made.hot, is_distinct=True)
+    owners = elect.arguments[1].fill_(-7)
     launch_once(elect)
     assert [row for row, owner in enumerate(owners.tolist()) if owner != -7] == [3, 4, 5]
     assert owners[3] in (0, 1, 5)
@@ -114,13 +115,9 @@ def test_hot_rows_may_change_between_the_launches(becomes: str, changes_before: 
     before, after = (no_slots, all_slots) if becomes == "hot" else (all_slots, no_slots)
     hot = HotRowBuffers(before.clone(), table.clone(), torch.zeros_like(all_slots))
     ids = torch.tensor([-1, 5, 5, 0, 5, 12])
-    owners = torch.zeros_like(all_slots)
     out = torch.full((6, 64), 0xA5, dtype=torch.uint8).view(torch.bfloat16)
-    if ggml_type is None:
-        fetch = plan_launch(table, ids, out, hot=hot, owners=owners)
-    else:
-        fetch = packed_lookup.plan_launch(table, ids, out, ggml_type, hot=hot, owners=owners)
-    launches = plan_distinct(fetch, ids, owners, out, first_id=0)
+    launches = plan(table, ids, out, ggml_type, hot=hot, is_distinct=True)
+    launches[0].arguments[1].zero_()
     for name, launched in zip(("elect", "fetch", "spread"), launches, strict=True):
         if name == changes_before:
             hot.slots.copy_(after)
@@ -183,5 +180,5 @@ def test_owners_are_no_larger_than_the_output(num_rows: int, out_nbytes: int, is
 @pytest.mark.parametrize(("rows", "is_distinct"), [(1 << 10, True), (3 << 20, False)], ids=["few_rows", "many_rows"])
 def test_eager_lookups_elect_where_owners_are_affordable(rows: int, is_distinct: bool) -> None:
     table = torch.zeros(rows, 2, dtype=torch.int8)
-    layout = RowFormat(0, rows, 2, torch.int8, torch.int8, None, None, None)
-    assert EagerLookup("table", table, layout, None, handle=0)._is_distinct(2048) is is_distinct
+    row_format = RowFormat(0, rows, 2, torch.int8, torch.int8, None, None, None)
+    assert EagerLookup(TableStorage("table", table, row_format), row_format)._is_distinct(2048) is is_distinct

@@ -7,14 +7,14 @@ import torch
 from hot_tables import HotTable, assert_same, expected_counts, expected_rows, make_hot, random_rows, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_launches import launch
 from packed_tables import random_table, special_table
 
 import ftw
 from ftw.ggml_types import ggml_types_by_name
 from ftw.kernels import packed_lookup as module
 from ftw.kernels.hot import HotRowBuffers
-from ftw.kernels.lookup import launch, lookup
-from ftw.kernels.packed_lookup import launch as packed_launch
+from ftw.kernels.lookup import lookup
 from ftw.kernels.packed_lookup import packed_columns, packed_lookup
 
 ROWS = 11
@@ -44,10 +44,7 @@ def look_up_by_kernel(
     storage = torch.full((nbytes + 128,), 0xA5, dtype=torch.uint8)
     out = storage[64 : 64 + nbytes].view(dtype).view(*ids.shape, width)
     with np.errstate(all="ignore"):
-        if ggml_type is None:
-            launch(table, ids, out, options.pop("first_id", 0), scale=scale, **options)
-        else:
-            packed_launch(table, ids, out, ggml_type, options.pop("first_id", 0), scale=scale, **options)
+        launch(table, ids, out, ggml_type, scale=scale, **options)
     assert (storage[:64] == 0xA5).all()
     assert (storage[64 + nbytes :] == 0xA5).all()
     return out

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_launches import plan
 
 from ftw.kernels import launching
 from ftw.kernels.jit.lookup_triton import lookup_kernel
 from ftw.kernels.launching import Launch, LaunchCache, launch_key
-from ftw.kernels.lookup import plan_launch
 
 TABLE = torch.randn(9, 16, generator=torch.Generator().manual_seed(6)).to(torch.bfloat16)
 
@@ -52,7 +52,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def keep(kept: LaunchCache, key: object, ids: torch.Tensor, compiled: object) -> tuple[Launch, torch.Tensor]:
     """Keep a lookup as if it had just been compiled and launched."""
     out = torch.empty(ids.numel(), 16, dtype=TABLE.dtype)
-    launch = plan_launch(TABLE, ids, out)
+    (launch,) = plan(TABLE, ids, out)
     kept.launcher._compiled[launch_key(launch, ids.get_device())] = compiled
     kept.keep(key, launch, ids, out)
     return launch, out
@@ -138,7 +138,7 @@ def test_what_is_interpreted_is_not_kept() -> None:
     kept = LaunchCache()
     ids = torch.tensor([0])
     out = torch.empty(1, 16, dtype=TABLE.dtype)
-    kept.keep("key", plan_launch(TABLE, ids, out), ids, out)
+    kept.keep("key", *plan(TABLE, ids, out), ids, out)
     assert kept.find("key") is None
 
 

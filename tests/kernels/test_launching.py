@@ -4,10 +4,9 @@ from typing import Any
 import pytest
 import torch
 from hot_tables import assert_same, expected_rows, make_hot, random_rows, values_of
+from kernel_launches import launch, plan
 from packed_tables import random_table
 
-from ftw.kernels import lookup as dense_lookup
-from ftw.kernels import packed_lookup
 from ftw.kernels.launching import Launch, Launcher, launch_key, launch_once
 
 STORAGE = torch.zeros(256, dtype=torch.uint8)
@@ -128,12 +127,7 @@ def test_rows_are_equal_with_a_launcher(ggml_type: str | None) -> None:
     out, launcher = torch.empty(6, 32, dtype=torch.bfloat16), Launcher()
     for is_distinct in (False, True, False):
         out.view(torch.uint8).fill_(0xA5)
-        if ggml_type is None:
-            dense_lookup.launch(made.table, ids, out, hot=made.hot, is_distinct=is_distinct, launcher=launcher)
-        else:
-            packed_lookup.launch(
-                made.table, ids, out, ggml_type, hot=made.hot, is_distinct=is_distinct, launcher=launcher
-            )
+        launch(made.table, ids, out, ggml_type, hot=made.hot, is_distinct=is_distinct, launcher=launcher)
         wanted = expected_rows(values_of(table, ggml_type, torch.bfloat16), ids)
         assert_same(out, wanted, is_exact=ggml_type is None)
 
@@ -142,7 +136,7 @@ def test_rows_are_equal_with_a_launcher(ggml_type: str | None) -> None:
 def test_plan_is_pure() -> None:
     table, ids = random_rows(9, 32, torch.bfloat16), torch.tensor([1, 2])
     out = torch.full((2, 64), 0xA5, dtype=torch.uint8).view(torch.bfloat16)
-    first, second = (dense_lookup.plan_launch(table, ids, out) for _ in range(2))
+    (first,), (second,) = (plan(table, ids, out) for _ in range(2))
     assert launch_key(first, None) == launch_key(second, None)
     assert (out.view(torch.uint8) == 0xA5).all()
     launch_once(first)

@@ -4,9 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_launches import launch
 
 import ftw
-from ftw.kernels.lookup import launch, lookup
+from ftw.kernels.lookup import lookup
+from ftw.kernels.operation import LookupOptions
 from ftw.kernels.reference import lookup_reference
 from ftw.kernels.row_tiling import cut_row
 from ftw.lookup.embedding import HostEmbedding
@@ -42,7 +44,7 @@ def run_kernel(table: torch.Tensor, ids: torch.Tensor, first_id: int = 0) -> tor
     device = "cuda" if torch.cuda.is_available() else "cpu"
     table, ids = table.to(device), ids.to(device)
     out = torch.full((*ids.shape, table.shape[1] * table.element_size()), 0xA5, dtype=torch.uint8, device=device)
-    launch(table, ids, out.view(table.dtype), first_id)
+    launch(table, ids, out.view(table.dtype), first_id=first_id)
     return out.view(table.dtype).cpu()
 
 
@@ -156,7 +158,7 @@ def test_reference_equals_python(rows: int, columns: int, ids: list[int], dtype:
     table = random_table(rows, columns, dtype, seed=rows)
     tensor = torch.tensor(ids, dtype=torch.int64)
     out = torch.full((len(ids), columns * table.element_size()), 7, dtype=torch.uint8).view(dtype)
-    lookup_reference(table, tensor, out)
+    lookup_reference(table, tensor, out, LookupOptions())
     assert as_bytes(out) == expected_bytes(table, tensor)
 
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from kernel_launches import launch
 from packed_tables import (
     DECODABLE,
     TYPES,
@@ -15,7 +16,7 @@ from packed_tables import (
 import ftw
 from ftw.ggml_types import PACKED_TYPES, GgmlType, ggml_types_by_name
 from ftw.kernels import packed_lookup as module
-from ftw.kernels.packed_lookup import launch, packed_columns, packed_lookup, prepare
+from ftw.kernels.packed_lookup import packed_columns, packed_lookup, prepare
 from ftw.lookup.embedding import HostEmbedding
 
 ROWS = 5
@@ -60,7 +61,7 @@ def run_kernel(
     storage = at_address(torch.full((2 * MARGIN + nbytes,), POISON, dtype=torch.uint8), out_offset)
     out = storage[MARGIN : MARGIN + nbytes].view(dtype).reshape(shape)
     with np.errstate(all="ignore"):
-        launch(table, ids, out, name, first_id)
+        launch(table, ids, out, name, first_id=first_id)
     assert (storage[:MARGIN] == POISON).all()
     assert (storage[-MARGIN:] == POISON).all()
     return out

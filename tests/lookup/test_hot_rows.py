@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_launches import launch
 from packed_tables import assert_equal_rows, expected, random_table
 
 import ftw
 from ftw.kernels.hot import HotRowBuffers
-from ftw.kernels.lookup import launch
 from ftw.lookup.embedding import HostEmbedding
 
 ROWS, COLUMNS = 40, 6

@@ -99,7 +99,7 @@ def _compile_spread(target: GPUTarget, id_type: str) -> Any:
 
 
 def _compile_packed(name: str, is_staged: bool, out: str, target: GPUTarget, variant: str = "plain") -> Any:
-    """Compile as `ftw.kernels.packed_lookup.launch` would: a few rows unstaged, or many of them staged."""
+    """Compile as `ftw.kernels.packed_lookup` would: a few rows unstaged, or many of them staged."""
     known = ggml_types_by_name()[name]
     elements = 2048 if is_staged else 1024
     unit_nbytes = 4 if known.type_size % 2 == 0 else 1
