@@ -13,8 +13,8 @@ from ftw.errors import printable
 from ftw.files import parse_num_threads
 from ftw.loading.host_tables import HostOptions, load_host_tables
 from ftw.loading.loaded_model import LoadedModel
+from ftw.loading.ranks import all_or_none, resolve_group
 from ftw.loading.table_rows import check_vocab_range
-from ftw.lookup import all_or_none, resolve_group
 from ftw.pinned import MemoryMonitor, resolve_device
 from ftw.sizes import parse_nbytes
 from ftw.verdict import judge, plan_placement
