@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 
 from ftw.kernels.launching import Launch
-from ftw.kernels.row_tiling import cut_row
+from ftw.kernels.row_tiling import tile_row
 
 _MIN_IDS = 1024
 _MIN_IDS_BESIDE_HOT = 65536
@@ -52,7 +52,7 @@ def plan_distinct(
     from ftw.kernels.jit.distinct_triton import elect_kernel, spread_kernel
 
     num_ids = ids.numel()
-    shape = cut_row(out.nbytes // num_ids, out.data_ptr())
+    tiling = tile_row(out.nbytes // num_ids, out.data_ptr())
     elect = Launch(
         kernel=elect_kernel,
         grid=(-(-num_ids // _ELECT_BLOCK), 1, 1),
@@ -62,10 +62,10 @@ def plan_distinct(
     )
     spread = Launch(
         kernel=spread_kernel,
-        grid=(num_ids, -(-shape.units // shape.block), 1),
-        arguments=(out, ids, owners, first_id, owners.shape[0], shape.units),
-        constants=(shape.block,),
-        options=(("num_warps", shape.num_warps),),
-        views=((0, shape.unit),),
+        grid=(num_ids, -(-tiling.units // tiling.block), 1),
+        arguments=(out, ids, owners, first_id, owners.shape[0], tiling.units),
+        constants=(tiling.block,),
+        options=(("num_warps", tiling.num_warps),),
+        views=((0, tiling.unit),),
     )
     return [elect, fetch, spread]

@@ -142,8 +142,8 @@ class LaunchCache:
         )
         arguments = list(launch.arguments)
         arguments[ids_at] = arguments[out_at] = None  # their memory is the caller's
-        kept = launch._replace(arguments=tuple(arguments))
-        self._cached[key] = CachedLaunch(compiled, kept, (ids_at, out_at), ids.get_device())
+        launch = launch._replace(arguments=tuple(arguments))
+        self._cached[key] = CachedLaunch(compiled, launch, (ids_at, out_at), ids.get_device())
 
 
 def _is_known_triton() -> bool:

@@ -26,7 +26,7 @@ from ftw.kernels.distinct import make_owners, plan_distinct
 from ftw.kernels.launching import Launch
 from ftw.kernels.operation import LookupOptions, Operation
 from ftw.kernels.reference import lookup_reference
-from ftw.kernels.row_tiling import cut_row, cut_row_into
+from ftw.kernels.row_tiling import tile_row, tile_row_by
 
 if TYPE_CHECKING:
     from ftw.kernels.hot import HotRowBuffers
@@ -101,15 +101,15 @@ def plan_launches(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, opt
     if hot_rows is not None:
         alignment |= hot_rows.data_ptr()
     if options.scale is None:
-        shape = cut_row(out_nbytes, alignment)
+        tiling = tile_row(out_nbytes, alignment)
     elif alignment % element_nbytes:
         problem = f"found values at addresses that are no multiple of {element_nbytes}, which are not scaled"
         raise LookupArgumentError(f"lookup: table: {problem}")
     else:
-        shape = cut_row_into(out_nbytes, table.dtype, element_nbytes)
+        tiling = tile_row_by(out_nbytes, table.dtype, element_nbytes)
     fetch = Launch(
         kernel=lookup_kernel,
-        grid=(ids.numel(), -(-shape.units // shape.block), 1),
+        grid=(ids.numel(), -(-tiling.units // tiling.block), 1),
         arguments=(
             table,
             ids,
@@ -120,13 +120,13 @@ def plan_launches(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, opt
             owners,
             options.first_id,
             num_rows,
-            row_nbytes // shape.unit_nbytes,
-            None if options.columns is None else shape.units,
+            row_nbytes // tiling.unit_nbytes,
+            None if options.columns is None else tiling.units,
             options.scale,
         ),
-        constants=(shape.block,),
-        options=_OPTIONS[shape.num_warps],
-        views=((0, shape.unit), (2, shape.unit), (4, shape.unit)),
+        constants=(tiling.block,),
+        options=_OPTIONS[tiling.num_warps],
+        views=((0, tiling.unit), (2, tiling.unit), (4, tiling.unit)),
     )
     return [fetch] if owners is None else plan_distinct(fetch, ids, owners, out, first_id=options.first_id)
 

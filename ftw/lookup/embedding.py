@@ -94,9 +94,9 @@ class HostEmbedding(nn.Module):
         self.memory: MemoryReport | None = None
         self.placement = placement
         self.ggml_type = ggml_type
-        self._layout = row_format
-        self._held = TableStorage(name, table, row_format, buffer, hot, is_hot_asked=num_slots is not None)
-        self._prefetches = PrefetchQueue(name, self._held.side_streams)
+        self._format = row_format
+        self._storage = TableStorage(name, table, row_format, buffer, hot, is_hot_asked=num_slots is not None)
+        self._prefetches = PrefetchQueue(name, self._storage.side_streams)
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
@@ -107,32 +107,32 @@ class HostEmbedding(nn.Module):
     @property
     def num_embeddings(self) -> int:
         """Rows of the table; of a shard those of its ids, without padding."""
-        return self._layout.rows
+        return self._format.rows
 
     @property
     def vocab_range(self) -> tuple[int, int]:
         """`(start, length)`: the table holds the rows of the ids start to start + length - 1."""
-        return self._layout.first_id, self._layout.rows
+        return self._format.first_id, self._format.rows
 
     @property
     def embedding_dim(self) -> int:
         """Elements of one whole row."""
-        return self._layout.columns
+        return self._format.columns
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the values that a lookup returns."""
-        return self._layout.dtype
+        return self._format.dtype
 
     @property
     def scale(self) -> float | None:
         """What rows are multiplied by; None for nothing."""
-        return self._layout.scale
+        return self._format.scale
 
     @property
     def num_slices(self) -> int | None:
         """Into how many slices of equal width a row is cut, one for each layer; None for rows that are not."""
-        return self._layout.num_slices
+        return self._format.num_slices
 
     @property
     def table(self) -> torch.Tensor:
@@ -141,17 +141,17 @@ class HostEmbedding(nn.Module):
         Raises:
             ClosedError: The memory has been given back.
         """
-        return self._held.table
+        return self._storage.table
 
     @property
     def pinned_nbytes(self) -> int:
         """Page-locked bytes: the table's, rounded up to whole pages; 0 on a CPU-only machine."""
-        return self._held.pinned_nbytes
+        return self._storage.pinned_nbytes
 
     @property
     def hot(self) -> HotRowBuffers | None:
         """The hot rows as the kernels take them: their slots, the rows, the counts; None without any, or closed."""
-        hot_rows = self._held.hot_rows
+        hot_rows = self._storage.hot_rows
         return None if hot_rows is None else hot_rows.hot
 
     def forward(self, ids: torch.Tensor, *, layer: int | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -167,12 +167,12 @@ class HostEmbedding(nn.Module):
                 such layer; `out` is not what the rows need; the lookup is to be exported.
             ClosedError: The memory has been given back.
         """
-        columns = None if layer is None else self._layout.columns_of(self.name, layer)
+        columns = None if layer is None else self._format.columns_of(self.name, layer)
         if not torch.compiler.is_compiling():
-            return self._held.look_up(ids, columns, out)
-        row_format = self._layout
+            return self._storage.look_up(ids, columns, out)
+        row_format = self._format
         columns = columns or (0, row_format.columns)
-        return compiled_lookup(self.name, ids, self._held.handle, columns, row_format.dtype, out)
+        return compiled_lookup(self.name, ids, self._storage.handle, columns, row_format.dtype, out)
 
     def set_hot_rows(self, ids: torch.Tensor | Sequence[int]) -> None:
         """Make the rows of these ids the hot ones, and no others; on the current stream, as `update_hot_rows`.
@@ -184,11 +184,11 @@ class HostEmbedding(nn.Module):
             LookupArgumentError: They are not, or no hot rows were asked for.
             ClosedError: The memory has been given back.
         """
-        hot_rows = self._held.open_hot_rows()
+        hot_rows = self._storage.open_hot_rows()
         num_slots = 0 if hot_rows is None else hot_rows.num_slots
         numbers = check_hot_ids(self.name, ids, *self.vocab_range, num_slots)
         if hot_rows is not None:
-            self._held.side_streams.join()
+            self._storage.side_streams.join()
             hot_rows.set(numbers)
 
     def update_hot_rows(self) -> None:
@@ -206,9 +206,9 @@ class HostEmbedding(nn.Module):
             LookupArgumentError: No hot rows were asked for.
             ClosedError: The memory has been given back.
         """
-        hot_rows = self._held.open_hot_rows()
+        hot_rows = self._storage.open_hot_rows()
         if hot_rows is not None:
-            self._held.side_streams.join()
+            self._storage.side_streams.join()
             hot_rows.update()
 
     def hot_ids(self) -> torch.Tensor:
@@ -218,10 +218,10 @@ class HostEmbedding(nn.Module):
             LookupArgumentError: No hot rows were asked for.
             ClosedError: The memory has been given back.
         """
-        hot_rows = self._held.open_hot_rows()
+        hot_rows = self._storage.open_hot_rows()
         if hot_rows is None:
             return torch.empty(0, dtype=torch.int64, device="cpu")
-        return hot_rows.row_numbers() + self._layout.first_id
+        return hot_rows.row_numbers() + self._format.first_id
 
     def prefetch(self, ids: torch.Tensor, *, layer: int | None = None) -> Prefetch:
         """Start a lookup on a side stream; the rows come from the `wait` of what is returned, or from `wait` here.
@@ -234,8 +234,8 @@ class HostEmbedding(nn.Module):
             LookupArgumentError: The ids, or the layer, are not allowed.
             ClosedError: The memory has been given back.
         """
-        columns = None if layer is None else self._layout.columns_of(self.name, layer)
-        return self._prefetches.start(lambda ids: self._held.look_up(ids, columns), ids)
+        columns = None if layer is None else self._format.columns_of(self.name, layer)
+        return self._prefetches.start(lambda ids: self._storage.look_up(ids, columns), ids)
 
     def wait(self) -> torch.Tensor:
         """Return the rows of the oldest prefetch that was not waited for; the current stream waits, the host does not.
@@ -257,10 +257,10 @@ class HostEmbedding(nn.Module):
 
         No other thread may be looking up, and a CUDA graph that reads the table must not run any more.
         """
-        self._held.close()
+        self._storage.close()
 
     def extra_repr(self) -> str:
         """Describe the table for `repr`."""
         packed = f", ggml_type={self.ggml_type!r}" if self.ggml_type else ""
-        packed += f", vocab_range={self.vocab_range}" if self._layout.first_id else ""
+        packed += f", vocab_range={self.vocab_range}" if self._format.first_id else ""
         return f"{self.num_embeddings}, {self.embedding_dim}, dtype={self.dtype}, placement={self.placement!r}{packed}"

@@ -68,7 +68,7 @@ def make_row_format(
     scale: float | None,
     num_slices: int | None,
 ) -> RowFormat:
-    """Return the layout of a table; the arguments are those of `ftw.lookup.embedding.HostEmbedding`.
+    """Return the format of a table's rows; the arguments are those of `ftw.lookup.embedding.HostEmbedding`.
 
     Raises:
         LookupArgumentError: One of them is not allowed, or does not fit the table.

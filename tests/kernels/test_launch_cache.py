@@ -49,21 +49,21 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
-def keep(kept: LaunchCache, key: object, ids: torch.Tensor, compiled: object) -> tuple[Launch, torch.Tensor]:
+def keep(cache: LaunchCache, key: object, ids: torch.Tensor, compiled: object) -> tuple[Launch, torch.Tensor]:
     """Keep a lookup as if it had just been compiled and launched."""
     out = torch.empty(ids.numel(), 16, dtype=TABLE.dtype)
     (launch,) = plan(TABLE, ids, out)
-    kept.launcher._compiled[launch_key(launch, ids.get_device())] = compiled
-    kept.keep(key, launch, ids, out)
+    cache.launcher._compiled[launch_key(launch, ids.get_device())] = compiled
+    cache.keep(key, launch, ids, out)
     return launch, out
 
 
 def test_kept_launch_takes_new_addresses(runtime: SimpleNamespace) -> None:
-    kept, calls = LaunchCache(), []
-    launch, _ = keep(kept, "key", torch.tensor([0, 1, 2]), FakeCompiled(calls))
+    cache, calls = LaunchCache(), []
+    launch, _ = keep(cache, "key", torch.tensor([0, 1, 2]), FakeCompiled(calls))
     assert launch.kernel is lookup_kernel  # imported above: with the fake in place Triton cannot be
-    assert kept.find("other") is None
-    found = kept.find("key")
+    assert cache.find("other") is None
+    found = cache.find("key")
     assert found is not None
     found.launch(4096, 8192)
     found.launch(1, 2)
@@ -78,10 +78,10 @@ def test_kept_launch_takes_new_addresses(runtime: SimpleNamespace) -> None:
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
 @pytest.mark.parametrize("hook", [Chain(print), print], ids=["chain", "function"])
 def test_hooks_of_a_profiler_are_called(runtime: SimpleNamespace, name: str, hook: object) -> None:
-    kept, calls = LaunchCache(), []
-    launch, _ = keep(kept, "key", torch.tensor([0]), FakeCompiled(calls))
+    cache, calls = LaunchCache(), []
+    launch, _ = keep(cache, "key", torch.tensor([0]), FakeCompiled(calls))
     setattr(runtime, name, hook)
-    found = kept.find("key")
+    found = cache.find("key")
     assert found is not None
     found.launch(4096, 8192)
     assert calls[0][:2] == ("through Triton", launch.grid)
@@ -110,9 +110,9 @@ def test_triton_of_an_unknown_version_is_called(
     """Only what is known to take its arguments in this order is launched without asking."""
     named = {} if version is None else {"__version__": version}
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(**named, knobs=SimpleNamespace(runtime=runtime)))
-    kept, calls = LaunchCache(), []
-    launch, _ = keep(kept, "key", torch.tensor([0]), FakeCompiled(calls))
-    found = kept.find("key")
+    cache, calls = LaunchCache(), []
+    launch, _ = keep(cache, "key", torch.tensor([0]), FakeCompiled(calls))
+    found = cache.find("key")
     assert found is not None
     found.launch(4096, 8192)
     arguments = (launch.arguments[0], 4096, 8192, *launch.arguments[3:], *launch.constants)
@@ -124,10 +124,10 @@ def test_triton_of_an_unknown_version_is_called(
 def test_triton_that_does_not_tell_of_hooks_is_called(
     runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, triton: object
 ) -> None:
-    kept, calls = LaunchCache(), []
-    keep(kept, "key", torch.tensor([0]), FakeCompiled(calls))
+    cache, calls = LaunchCache(), []
+    keep(cache, "key", torch.tensor([0]), FakeCompiled(calls))
     monkeypatch.setitem(sys.modules, "triton", triton)
-    found = kept.find("key")
+    found = cache.find("key")
     assert found is not None
     found.launch(4096, 8192)
     assert calls[0][0] == "through Triton"
@@ -135,17 +135,17 @@ def test_triton_that_does_not_tell_of_hooks_is_called(
 
 
 def test_what_is_interpreted_is_not_kept() -> None:
-    kept = LaunchCache()
+    cache = LaunchCache()
     ids = torch.tensor([0])
     out = torch.empty(1, 16, dtype=TABLE.dtype)
-    kept.keep("key", *plan(TABLE, ids, out), ids, out)
-    assert kept.find("key") is None
+    cache.keep("key", *plan(TABLE, ids, out), ids, out)
+    assert cache.find("key") is None
 
 
 def test_ids_and_output_are_not_kept_alive() -> None:
-    kept = LaunchCache()
+    cache = LaunchCache()
     ids = torch.tensor([0, 1])
-    launch, out = keep(kept, "key", ids, FakeCompiled([]))
+    launch, out = keep(cache, "key", ids, FakeCompiled([]))
     references = [weakref.ref(ids), weakref.ref(out)]
     del ids, out, launch
     gc.collect()
@@ -154,8 +154,8 @@ def test_ids_and_output_are_not_kept_alive() -> None:
 
 def test_not_more_is_kept_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_MAX_CACHED", 3)
-    kept = LaunchCache()
+    cache = LaunchCache()
     for number in range(10):
-        keep(kept, number, torch.tensor([number]), FakeCompiled([]))
-        assert kept.find(number) is not None
-        assert sum(kept.find(other) is not None for other in range(10)) <= 3
+        keep(cache, number, torch.tensor([number]), FakeCompiled([]))
+        assert cache.find(number) is not None
+        assert sum(cache.find(other) is not None for other in range(10)) <= 3

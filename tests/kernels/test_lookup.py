@@ -1,3 +1,5 @@
+"""Lookups of plain rows: the kernel, by Triton's interpreter, and the reference beside plain Python."""
+
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +12,7 @@ import ftw
 from ftw.kernels.lookup import lookup
 from ftw.kernels.operation import LookupOptions
 from ftw.kernels.reference import lookup_reference
-from ftw.kernels.row_tiling import cut_row
+from ftw.kernels.row_tiling import tile_row
 from ftw.lookup.embedding import HostEmbedding
 
 ROWS = 37
@@ -201,7 +203,7 @@ def test_lookup_refuses_out(out: torch.Tensor) -> None:
 )
 def test_plan_takes_the_widest_unit(nbytes: int, unit: torch.dtype) -> None:
     table, out = torch.empty(4, nbytes, dtype=torch.uint8), torch.empty(1, nbytes, dtype=torch.uint8)
-    plan = cut_row(nbytes, table.data_ptr() | out.data_ptr())
+    plan = tile_row(nbytes, table.data_ptr() | out.data_ptr())
     assert plan.unit == unit
     assert plan.units * torch.empty(0, dtype=unit).element_size() == nbytes
     assert plan.block & (plan.block - 1) == 0

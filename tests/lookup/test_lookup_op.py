@@ -50,7 +50,7 @@ def compiled(model: nn.Module, backend: str = "aot_eager", **options: object) ->
 @pytest.mark.parametrize("columns", [(0, 12), (4, 4)], ids=str)
 def test_operator_keeps_its_contract(columns: tuple[int, int], dtype: torch.dtype) -> None:
     embedding = HostEmbedding(TABLE, num_slices=3)
-    arguments = (IDS.to(dtype), embedding._held.handle, *columns, torch.bfloat16)
+    arguments = (IDS.to(dtype), embedding._storage.handle, *columns, torch.bfloat16)
     torch.library.opcheck(torch.ops.ftw.lookup.default, arguments)
 
 
@@ -118,13 +118,13 @@ def test_export_is_refused(is_strict: bool) -> None:
 def test_columns_outside_of_the_row_are_refused(columns: tuple[int, int]) -> None:
     embedding = HostEmbedding(TABLE)
     with pytest.raises(ftw.LookupArgumentError, match=r"columns: found"):
-        torch.ops.ftw.lookup(IDS, embedding._held.handle, *columns, torch.bfloat16)
+        torch.ops.ftw.lookup(IDS, embedding._storage.handle, *columns, torch.bfloat16)
 
 
 def test_other_dtype_than_the_rows_is_refused() -> None:
     embedding = HostEmbedding(TABLE)
     with pytest.raises(ftw.LookupArgumentError, match=r"dtype: found torch.float32, .* torch.bfloat16"):
-        torch.ops.ftw.lookup(IDS, embedding._held.handle, 0, 12, torch.float32)
+        torch.ops.ftw.lookup(IDS, embedding._storage.handle, 0, 12, torch.float32)
 
 
 def test_fake_and_meta_ids_give_rows_like_them() -> None:
@@ -205,7 +205,7 @@ def test_copy_is_found_after_the_original_is_gone() -> None:
 
 
 def test_table_that_is_gone_is_refused() -> None:
-    handle = HostEmbedding(TABLE)._held.handle
+    handle = HostEmbedding(TABLE)._storage.handle
     gc.collect()
     with pytest.raises(ftw.ClosedError, match=f"table {handle}: is gone"):
         torch.ops.ftw.lookup(IDS, handle, 0, 12, torch.bfloat16)

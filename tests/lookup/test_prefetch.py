@@ -113,14 +113,14 @@ def test_updates_wait_for_the_side_streams_of_all_copies(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(streams))
     copied = copy.deepcopy(embedding)
-    assert copied._held is embedding._held
+    assert copied._storage is embedding._storage
     for one in (embedding, copied, copy.deepcopy(copied)):
         assert one._prefetches._stream(current.device) is one._prefetches._stream(current.device)
-    copied._held.side_streams.join()
+    copied._storage.side_streams.join()
     assert len(current.waited_for) == 2
     assert {stream.is_capturing for stream in current.waited_for} == {is_capturing}
 
 
 def test_tables_have_side_streams_of_their_own() -> None:
-    assert HostEmbedding(TABLE)._held.side_streams is not HostEmbedding(TABLE)._held.side_streams
+    assert HostEmbedding(TABLE)._storage.side_streams is not HostEmbedding(TABLE)._storage.side_streams
     SideStreams().join()
