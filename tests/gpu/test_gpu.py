@@ -22,12 +22,6 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, tor
 TABLE = "model.embed_tokens.weight"
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    """Make a failure repeat."""
-    torch.manual_seed(0)
-
-
 class Tables:
     """The same random bits in page-locked host memory and on the GPU."""
 

@@ -22,12 +22,6 @@ SLOTS = 256
 COUNTS = (1, 16, 512, 8192)  # the last is fetched distinctly
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    """Make a failure repeat."""
-    torch.manual_seed(0)
-
-
 class Made:
     """An embedding over page-locked memory, and the rows that it has to give, on the GPU."""
 

@@ -25,12 +25,6 @@ KINDS = ["bf16", "fp8", "odd", "Q4_0", "Q6_K", "MXFP4"]
 OPTIONS: list[dict[str, Any]] = [{}, {"scale": -0.37}, {"first_id": 17}, {"columns": (256, 512), "scale": 45.25}]
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    """Make a failure repeat."""
-    torch.manual_seed(0)
-
-
 class Case:
     """A table in page-locked memory and on the GPU, a third of its rows hot; the values that it holds on the GPU."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf_builder import Blocks, write_gguf
-from packed_tables import TYPES, assert_equal_rows, decoded, pick, random_table, special_table
+from packed_tables import TYPES, assert_equal_rows, decoded, dtype_name, pick, random_table, special_table
 
 import ftw
 from ftw.ggml_types import ggml_types_by_name
@@ -25,12 +25,6 @@ COUNTS = (1, 16, 65, 300)  # up to 64 rows are cut into shorter runs
 # Of the six pairs these three: compiling all of them for every type would take a minute more.
 PAIRS = [(torch.bfloat16, torch.int64), (torch.float32, torch.int32), (torch.float16, torch.int64)]
 DIFFERENT_TYPES = ["Q4_0", "Q6_K", "IQ2_XXS", "MXFP4"]
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    """Make a failure repeat."""
-    torch.manual_seed(0)
 
 
 class PackedTables:
@@ -62,10 +56,6 @@ class PackedTables:
 def random_ids(count: int, id_dtype: torch.dtype) -> torch.Tensor:
     """Return ids on the GPU, about one in ten of them outside the table."""
     return torch.randint(-ROWS // 20, ROWS + ROWS // 20, (count,), device=DEVICE, dtype=id_dtype)
-
-
-def dtype_name(value: object) -> str:
-    return str(value).removeprefix("torch.")
 
 
 @pytest.mark.parametrize(("dtype", "id_dtype"), PAIRS, ids=dtype_name)

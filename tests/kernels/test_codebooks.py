@@ -1,3 +1,5 @@
+"""Codebooks: the values that indices in packed blocks stand for."""
+
 import pytest
 import torch
 from gguf import quants

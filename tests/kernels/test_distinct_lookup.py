@@ -1,3 +1,5 @@
+"""Distinct ids: rows are those of plain lookups, and each is fetched once."""
+
 from functools import partial
 
 import numpy as np
@@ -17,9 +19,6 @@ from ftw.kernels.distinct import prefers_distinct
 from ftw.kernels.hot import HotRowBuffers
 from ftw.kernels.launching import launch_once
 from ftw.kernels.lookup import lookup
-from ftw.lookup.eager_lookup import EagerLookup
-from ftw.lookup.row_format import RowFormat
-from ftw.lookup.table_storage import TableStorage
 
 ROWS = 13
 
@@ -175,10 +174,3 @@ def test_distinct_ids_are_preferred_from_a_number_on() -> None:
 def test_owners_are_no_larger_than_the_output(num_rows: int, out_nbytes: int, is_preferred: bool) -> None:
     for has_hot in (False, True):
         assert prefers_distinct(1 << 16, num_rows=num_rows, out_nbytes=out_nbytes, has_hot=has_hot) is is_preferred
-
-
-@pytest.mark.parametrize(("rows", "is_distinct"), [(1 << 10, True), (3 << 20, False)], ids=["few_rows", "many_rows"])
-def test_eager_lookups_elect_where_owners_are_affordable(rows: int, is_distinct: bool) -> None:
-    table = torch.zeros(rows, 2, dtype=torch.int8)
-    row_format = RowFormat(0, rows, 2, torch.int8, torch.int8, None, None, None)
-    assert EagerLookup(TableStorage("table", table, row_format), row_format)._is_distinct(2048) is is_distinct

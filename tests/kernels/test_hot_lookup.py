@@ -1,3 +1,5 @@
+"""Lookups with hot rows, counts, parts of rows and scales: kernels by Triton's interpreter, and references."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +10,7 @@ from hot_tables import HotTable, assert_same, expected_counts, expected_rows, ma
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_launches import launch
-from packed_tables import random_table, special_table
+from packed_tables import dtype_name, random_table, special_table
 
 import ftw
 from ftw.ggml_types import ggml_types_by_name
@@ -25,10 +27,6 @@ SCALES = [45.254834, -0.3, 1.0, 1e-4, 6e4]
 PACKED = ["Q4_0", "Q6_K", "MXFP4"]
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu_hot runs the compiled kernel")
-
-
-def dtype_name(value: object) -> str:
-    return str(value).removeprefix("torch.")
 
 
 def look_up_by_kernel(

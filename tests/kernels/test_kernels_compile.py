@@ -1,3 +1,5 @@
+"""Every kernel compiles ahead of time for each target, and fuses nothing that would round differently."""
+
 import os
 import subprocess
 import sys

@@ -1,3 +1,5 @@
+"""Launches: which of them one compiled kernel does, and that it is compiled once."""
+
 from collections.abc import Callable
 from typing import Any
 

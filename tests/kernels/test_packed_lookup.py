@@ -1,3 +1,5 @@
+"""Lookups of packed rows: the kernel, by Triton's interpreter, and the reference beside the gguf package."""
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from packed_tables import (
     TYPES,
     assert_equal_rows,
     decoded,
+    dtype_name,
     expected,
     pick,
     random_table,
@@ -17,7 +20,6 @@ import ftw
 from ftw.ggml_types import PACKED_TYPES, GgmlType, ggml_types_by_name
 from ftw.kernels import packed_lookup as module
 from ftw.kernels.packed_lookup import packed_columns, packed_lookup, prepare
-from ftw.lookup.embedding import HostEmbedding
 
 ROWS = 5
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -29,10 +31,6 @@ NUM_FEW = 64  # up to so many rows are cut into shorter runs
 A_FEW_TYPES = ["Q4_0", "Q6_K", "IQ3_XXS", "MXFP4"]
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu_packed runs the compiled kernel")
-
-
-def dtype_name(value: object) -> str:
-    return str(value).removeprefix("torch.")
 
 
 def columns_of(name: str) -> list[int]:
@@ -363,54 +361,3 @@ def test_plan_takes_the_widest_unit(name: str, table_offset: int, out_offset: in
 
 def test_preparing_a_cpu_does_nothing() -> None:
     prepare("IQ2_S", torch.device("cpu"))
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_embedding_of_packed_rows(name: str) -> None:
-    table = random_table(name, 9, 512)
-    ids = torch.tensor([[0, 8], [9, 3]], dtype=torch.int32)
-    embedding = HostEmbedding(table, ggml_type=name)
-    assert (embedding.num_embeddings, embedding.embedding_dim) == (9, 512)
-    assert (embedding.dtype, embedding.ggml_type) == (torch.bfloat16, name)
-    assert embedding.table.data_ptr() == table.data_ptr()
-    assert_equal_rows(embedding(ids), expected(table, ids, name, torch.bfloat16))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
-def test_embedding_gives_the_dtype_it_was_told(dtype: torch.dtype) -> None:
-    table, ids = random_table("Q3_K", 9, 768), torch.tensor([7, -1, 0])
-    embedding = HostEmbedding(table, ggml_type="Q3_K", dtype=dtype)
-    assert embedding.dtype == dtype
-    assert_equal_rows(embedding(ids), expected(table, ids, "Q3_K", dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e5m2], ids=dtype_name)
-def test_embedding_converts_from_float32_what_is_not_decoded(dtype: torch.dtype) -> None:
-    table, ids = random_table("Q5_0", 9, 64), torch.tensor([7, 2, 99])
-    found = HostEmbedding(table, ggml_type="Q5_0", dtype=dtype)(ids)
-    wanted = expected(table, ids, "Q5_0", torch.float32).to(dtype)
-    assert found.dtype == dtype
-    assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
-
-
-def test_embedding_tells_its_type() -> None:
-    found = repr(HostEmbedding(random_table("Q4_0", 8, 256), ggml_type="Q4_0", placement="gpu"))
-    assert found == "HostEmbedding(8, 256, dtype=torch.bfloat16, placement='gpu', ggml_type='Q4_0')"
-
-
-@pytest.mark.parametrize(
-    ("ggml_type", "words"),
-    [("Q8_1", "ggml_type: found 'Q8_1'"), ("Q8_0", "whole blocks of 34 bytes")],
-    ids=["type", "rows"],
-)
-def test_embedding_refuses(ggml_type: str, words: str) -> None:
-    with pytest.raises(ftw.LookupArgumentError, match=words):
-        HostEmbedding(torch.zeros(8, 40, dtype=torch.uint8), ggml_type=ggml_type)
-
-
-def test_closed_embedding_of_packed_rows_raises() -> None:
-    embedding = HostEmbedding(random_table("Q4_0", 8, 32), ggml_type="Q4_0")
-    embedding.close()
-    with pytest.raises(ftw.ClosedError):
-        embedding(torch.tensor([1]))
-    assert embedding.embedding_dim == 32

@@ -1,3 +1,5 @@
+"""HostEmbedding on the CPU: rows, dtypes, shards, scales, slices, copies, and its close."""
+
 import copy
 import io
 import pickle

@@ -63,6 +63,11 @@ def expected(table: torch.Tensor, ids: torch.Tensor, name: str, dtype: torch.dty
     return pick(decoded(table, name), ids, dtype)
 
 
+def dtype_name(value: object) -> str:
+    """Return what a test of a dtype is called."""
+    return str(value).removeprefix("torch.")
+
+
 def assert_equal_rows(found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Compare bit by bit; only which NaN a NaN is may differ."""
     assert found.dtype == wanted.dtype
