@@ -10,7 +10,6 @@ shard goes on in the next one. Unknown keys are kept in `metadata` and otherwise
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -19,9 +18,7 @@ from ftw.errors import CheckpointError, printable
 from ftw.files import short_repr
 from ftw.hub import open_named_file
 from ftw.readers.base import DerivedFile
-from ftw.readers.ftw_index import ALIGNMENT as ALIGNMENT
-from ftw.readers.ftw_index import FORMAT_NAME as FORMAT_NAME
-from ftw.readers.ftw_index import VERSION as VERSION
+from ftw.readers.ftw_format import ALIGNMENT, GGUF_METADATA_NAME, INDEX_NAME, check_gguf_metadata_size
 from ftw.readers.ftw_index import is_plain_name, read_ftw_index
 from ftw.readers.problems import Problems
 from ftw.readers.safetensors_header import read_safetensors_header
@@ -30,21 +27,13 @@ from ftw.sizes import align_up
 from ftw.tensors import Extent
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ftw.files import WeightFile
     from ftw.readers.base import LeftOut
     from ftw.tensors import TensorInfo
 
-INDEX_NAME = "freetoken_weight.json"
-GGUF_METADATA_NAME = "source_metadata.gguf"  # header and key-values of the GGUF that an FTW was made from
-MAX_GGUF_METADATA_NBYTES = 256 << 20  # of that copy, which is hashed when it is opened; a model's has some 10 MiB
-SHARD_NAME = "freetoken-{:05}.ftw"
-JOURNAL_NAME = ".ftw-journal"  # of a folder that is being written
 _CHUNK_NBYTES = 1 << 20
-# What a folder calls its own files, some also while they are being written; nothing else may have such a name.
-OWN_NAMES = re.compile(rf"freetoken-\d{{5,}}\.ftw|({re.escape(INDEX_NAME)}|{re.escape(JOURNAL_NAME)})(\.tmp)?")
 
 
 class FtwReader:
@@ -214,26 +203,6 @@ def _open_gguf_metadata(folder: Path) -> WeightFile | None:
     file = open_named_file(folder, GGUF_METADATA_NAME)
     check_gguf_metadata_size(file.path, file.nbytes)
     return file
-
-
-def check_gguf_metadata_size(path: str | os.PathLike[str], nbytes: int) -> None:
-    """Check that the copy of a GGUF's metadata is not larger than a reader takes.
-
-    Raises:
-        CheckpointError: It is.
-    """
-    if nbytes > MAX_GGUF_METADATA_NBYTES:
-        problem = f"metadata take {nbytes} bytes, at most {MAX_GGUF_METADATA_NBYTES} are allowed"
-        raise CheckpointError(path, "file", problem)
-
-
-def read_ftw_key(metadata: Mapping[str, Any], key: str) -> Any:
-    """Return what an index says under a key of ours, unchecked; None where it says nothing, and of other formats.
-
-    Those have no objects among their metadata.
-    """
-    own = metadata.get("ftw")
-    return own.get(key) if isinstance(own, dict) else None
 
 
 def iter_content(file: WeightFile) -> Iterator[bytes]:

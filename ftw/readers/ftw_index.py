@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.files import JsonStream, are_counts, is_count, json_type, open_json_file, short_repr
+from ftw.readers.ftw_format import ALIGNMENT, FORMAT_NAME, KINDS, MAX_OTHERS, VERSION
 from ftw.readers.tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES, TensorBudget
 from ftw.tensors import TensorInfo
 
@@ -27,12 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-FORMAT_NAME = "freetoken_weight"
-VERSION = 1
-ALIGNMENT = 4096
-KINDS = ("weight", "experts_bank")
 _MAX_NAME_NBYTES = 255  # of a file, by Linux
-MAX_OTHERS = 2 << 20  # characters
 _SHARD_NBYTES = 2048  # with its open file, or the error about it
 _VALUE_NBYTES = 26  # of each character of a value, where they are "[],[],"
 _MAX_NUMBER = (1 << 63) - 1

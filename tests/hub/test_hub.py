@@ -548,9 +548,9 @@ def test_hub_file_reads_what_a_weight_file_reads(hub, tmp_path):
         file.read(len(content) - 7, 8)
 
 
-def test_hub_heads_of_many_files_share_a_budget(monkeypatch):
+def test_hub_headers_of_many_files_share_a_budget(monkeypatch):
     asked = []
-    monkeypatch.setattr(HubFile, "fetch_head", lambda self, nbytes: asked.append(nbytes))
+    monkeypatch.setattr(HubFile, "fetch_header", lambda self, nbytes: asked.append(nbytes))
     for count in (1, 2, 256, 2000, 8000):
         asked.clear()
         fetch_headers([HubFile.__new__(HubFile)] * count)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import CheckpointError, printable
 from ftw.readers.base import LeftOut
-from ftw.readers.ftw import GGUF_METADATA_NAME
+from ftw.readers.ftw_format import GGUF_METADATA_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path

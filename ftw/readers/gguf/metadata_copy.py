@@ -11,7 +11,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from ftw.readers.base import DerivedFile
-from ftw.readers.ftw import GGUF_METADATA_NAME
+from ftw.readers.ftw_format import GGUF_METADATA_NAME
 from ftw.readers.gguf.metadata import OUTPUT_WEIGHT_KEY, ValueType
 
 if TYPE_CHECKING:
