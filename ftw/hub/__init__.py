@@ -3,19 +3,12 @@
 Imports: `ftw.files`. No torch.
 """
 
-from ftw.hub.errors import http_errors, is_unreachable, refusal
+from ftw.hub.errors import http_errors, is_unreachable, refusal, wait_to_retry
 from ftw.hub.fetch import fetch_snapshot
-from ftw.hub.path import (
-    HubId,
-    HubPath,
-    HubRepository,
-    list_repository,
-    open_named_file,
-    open_weight_file,
-    parse_hub_id,
-    prefetch,
-)
-from ftw.hub.retry import wait_to_retry
+from ftw.hub.ids import HubId, parse_hub_id
+from ftw.hub.opening import open_named_file, open_weight_file, prefetch_headers
+from ftw.hub.path import HubPath
+from ftw.hub.repository import HubRepository, list_repository
 
 __all__ = [
     "HubId",
@@ -28,7 +21,7 @@ __all__ = [
     "open_named_file",
     "open_weight_file",
     "parse_hub_id",
-    "prefetch",
+    "prefetch_headers",
     "refusal",
     "wait_to_retry",
 ]

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.files import is_inside
-from ftw.hub.errors import http_errors, refusal
-from ftw.hub.retry import wait_to_retry
+from ftw.hub.errors import http_errors, refusal, wait_to_retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftw.hub.path import HubId, HubRepository
+    from ftw.hub.ids import HubId
+    from ftw.hub.repository import HubRepository
 
 _log = logging.getLogger("ftw")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ftw.errors import CheckpointError, printable
 from ftw.files import JsonStream, is_outside, open_json_file, read_json_file, short_repr
-from ftw.hub import open_named_file, open_weight_file, prefetch
+from ftw.hub import open_named_file, open_weight_file, prefetch_headers
 from ftw.readers.base import DerivedFile, LeftOut
 from ftw.readers.safetensors_header import read_safetensors_header
 from ftw.readers.tensor_budget import KEY_NBYTES, TensorBudget
@@ -50,7 +50,7 @@ class SafetensorsReader:
         self.files = tuple(
             open_weight_file(self.folder / name) if is_named else open_named_file(self.folder, name) for name in names
         )
-        prefetch(self.files)
+        prefetch_headers(self.files)
         self.tensors: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
         self._file_of_shard = {name: number for number, name in enumerate(names)}

@@ -23,8 +23,8 @@ import ftw
 from ftw.checkpoint.source import resolve_source
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.files.weight_file import WeightFile
-from ftw.hub import path as hub_module
-from ftw.hub.path import HubPath, list_repository, open_weight_file, parse_hub_id
+from ftw.hub import HubPath, list_repository, open_weight_file, parse_hub_id
+from ftw.hub import repository as hub_repository
 from ftw.hub.remote_file import HEADER_NBYTES, MAX_REQUESTS, HubFile, fetch_headers
 
 KIB = 1 << 10
@@ -559,7 +559,7 @@ def test_hub_headers_of_many_files_share_a_budget(monkeypatch):
 
 
 def test_hub_huge_listing_is_taken_from_the_tree(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub_module, "_LIST_TREE_FROM", 2)
+    monkeypatch.setattr(hub_repository, "_LIST_TREE_FROM", 2)
     folder = write_checkpoint(tmp_path / "m", llama_tensors(), llama_config())
     hub.add("org/name", folder)
     assert_same_report("org/name", folder)

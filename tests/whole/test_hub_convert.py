@@ -28,8 +28,9 @@ import ftw
 from ftw.checkpoint.source import resolve_source
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.hub import fetch as hub_fetch
-from ftw.hub.path import list_repository, parse_hub_id
-from ftw.hub.retry import MAX_WAIT, wait_to_retry
+from ftw.hub.errors import MAX_WAIT, wait_to_retry
+from ftw.hub.ids import parse_hub_id
+from ftw.hub.repository import list_repository
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 WEIGHTS = 300_000  # bytes of the padding that makes a file longer than one piece

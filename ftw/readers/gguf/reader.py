@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftw.errors import CheckpointError, printable
 from ftw.files import short_repr
-from ftw.hub import open_named_file, open_weight_file, prefetch
+from ftw.hub import open_named_file, open_weight_file, prefetch_headers
 from ftw.readers.gguf.byte_order import read_block_orders
 from ftw.readers.gguf.files import choose_files, is_gguf_name, is_shard_name, list_gguf_names
 from ftw.readers.gguf.header import MAX_TENSORS, read_gguf_header
@@ -56,7 +56,7 @@ class GgufReader:
             open_weight_file(self.folder / name) if len(names) == 1 else open_named_file(self.folder, name)
             for name in names
         )
-        prefetch(self.files)
+        prefetch_headers(self.files)
         headers = _read_headers(self.files)
         self.header_file = self.files[0]
         self.metadata: dict[str, Any] = headers[0].metadata
