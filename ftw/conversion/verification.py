@@ -11,7 +11,7 @@ import xxhash
 
 from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, resolve_source
 from ftw.errors import CheckpointError, printable
-from ftw.files import is_inside
+from ftw.files import is_inside, is_name_inside
 from ftw.host import HostMemory
 from ftw.readers import ALIGNMENT, FtwReader, Problems, read_ftw_key
 from ftw.sizes import align_up
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftw.tensors import TensorInfo
-
-
-_MAX_NAME_NBYTES = 255  # of a file, on every file system
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,7 @@ def _problems_of_index(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _problem_of_copied(folder: Path, name: str) -> str:
     """Return what is wrong with a file that an index says was copied, "" where it is there; looks nowhere else."""
-    if not _is_inside(name):
+    if not is_name_inside(name, is_printable=False):
         return "is said to have been copied, the path of a file inside the checkpoint's folder is needed"
     path = folder / name
     try:
@@ -152,15 +149,6 @@ def _problem_of_copied(folder: Path, name: str) -> str:
         return f"cannot be looked for, the index says that it was copied: {error.strerror}"
     except RuntimeError:  # of pathlib before Python 3.13
         return "is a link to itself, the index says that it was copied"
-
-
-def _is_inside(name: str) -> bool:
-    """Tell whether a name from an index is that of a file below the folder, by its text."""
-    try:
-        parts = os.fsencode(name).split(b"/")
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in name and all(part not in (b"", b".", b"..") and len(part) <= _MAX_NAME_NBYTES for part in parts)
 
 
 def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Checkpoint:

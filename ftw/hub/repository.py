@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
-from ftw.files import is_count, short_repr
+from ftw.files import is_count, is_name_inside, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _LIST_TREE_FROM = 50_000  # files; the hub cuts the short listing of a larger repository
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_MAX_PART_NBYTES = 255  # of a name between slashes, by Linux
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -65,7 +64,8 @@ def list_repository(hub_id: HubId) -> HubRepository:
         files = [(file.path, file.size, file.lfs) for file in tree if isinstance(file, RepoFile)]
     sha256s = {}
     for name, nbytes, lfs in files:
-        _check_name(root, name)
+        if not is_name_inside(name):
+            raise _listing_error(root, name, "which cannot lie in a folder")
         if nbytes is not None and not is_count(nbytes):
             raise _listing_error(root, name, f"of {short_repr(nbytes)} bytes, a number is needed")
         if lfs is not None:
@@ -80,14 +80,6 @@ def list_repository(hub_id: HubId) -> HubRepository:
     if both is not None:
         raise _listing_error(root, both, "and a folder of the same name")
     return HubRepository(root, info.sha, sizes, folders, sha256s)
-
-
-def _check_name(root: HubId, name: str) -> None:
-    """Check that a listed name is one of a file below the repository's folder, on this machine too."""
-    parts = name.split("/")
-    is_plain = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
-    if not is_plain or any(len(part.encode()) > _MAX_PART_NBYTES for part in parts):
-        raise _listing_error(root, name, "which cannot lie in a folder")
 
 
 def _listing_error(root: HubId, name: str, problem: str) -> CheckpointError:

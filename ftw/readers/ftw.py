@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ftw.errors import CheckpointError, printable
-from ftw.files import short_repr
+from ftw.files import is_name_inside, short_repr
 from ftw.hub import open_named_file
 from ftw.readers.base import DerivedFile
 from ftw.readers.ftw_format import ALIGNMENT, GGUF_METADATA_NAME, INDEX_NAME, check_gguf_metadata_size
-from ftw.readers.ftw_index import is_plain_name, read_ftw_index
+from ftw.readers.ftw_index import read_ftw_index
 from ftw.readers.problems import Problems
 from ftw.readers.safetensors_header import read_safetensors_header
 from ftw.readers.tensor_budget import TensorBudget
@@ -160,7 +160,7 @@ class FtwReader:
         """Add the tensors of the side files; where the region holds one too, the region counts."""
         if names is None:
             return
-        if not isinstance(names, list) or not all(isinstance(name, str) and is_plain_name(name) for name in names):
+        if not isinstance(names, list) or not all(_is_in_folder(name) for name in names):
             raise self._error(
                 "side_files", f"is {short_repr(names)}, a list of file names in the same folder is needed"
             )
@@ -193,6 +193,10 @@ class _MissingFile:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         raise CheckpointError(self.path, "file", f"is missing, {nbytes} bytes of it at {offset} are needed")
+
+
+def _is_in_folder(name: object) -> bool:
+    return isinstance(name, str) and is_name_inside(name, is_flat=True)
 
 
 def _open_gguf_metadata(folder: Path) -> WeightFile | None:

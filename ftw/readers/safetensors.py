@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from sys import getsizeof
 from typing import TYPE_CHECKING, ClassVar
 
 from ftw.errors import CheckpointError, printable
-from ftw.files import JsonStream, is_outside, open_json_file, read_json_file, short_repr
+from ftw.files import JsonStream, is_name_inside, is_outside, open_json_file, read_json_file, short_repr
 from ftw.hub import open_named_file, open_weight_file, prefetch_headers
 from ftw.readers.base import DerivedFile, LeftOut
 from ftw.readers.safetensors_header import read_safetensors_header
@@ -188,9 +188,7 @@ def _read_places(stream: JsonStream, index: Path, budget: TensorBudget) -> dict[
 
 
 def _is_inside(name: str) -> bool:
-    """Tell whether a file name from an index is that of a safetensors file in the folder, by its text."""
-    is_plain = name.isprintable() and "\\" not in name and name.endswith(_SUFFIX)
-    return is_plain and not name.startswith("/") and ".." not in PurePosixPath(name).parts
+    return name.endswith(_SUFFIX) and is_name_inside(name, is_canonical=False)
 
 
 def _choose_files(path: Path) -> list[str]:
