@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,7 @@ from ftw.files import Part, WeightFile, is_outside, read_parts, short_repr
 from ftw.host import HostMemory
 from ftw.hub import HubPath
 from ftw.readers import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, iter_content, open_reader, read_ftw_key
-from ftw.readers.gguf import read_gguf_metadata
-from ftw.sizes import align_up
+from ftw.readers.gguf import read_gguf_metadata, rearrange_blocks
 
 if TYPE_CHECKING:
     import os
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 CHUNK_NBYTES = 16 << 20
 _PARALLEL_NBYTES = 2 * CHUNK_NBYTES  # one chunk, cold or warm, a thread alone reads faster (2 cores; 2026-11-30)
-_SWAP_NBYTES = 512 << 10  # at a time, so that a copy stays in the processor's cache
 _NOTHING_TO_DECODE = "--decode-df11 (decode_df11=True): no lookup table is stored as DF11, so none is decoded"
 
 
@@ -235,8 +234,8 @@ class Checkpoint:
                 part.file.read_into(part.offset, part.view)
         for tensor, view, offset in stored:
             order = self._reader.block_order(tensor)
-            if order is not None and view:
-                self._rearrange(tensor, view, offset, order)
+            if order is not None:
+                rearrange_blocks(view, offset, order, partial(self._read_raw, tensor))
         for tensor, view, offset in wanted:
             if tensor.name in self._df11:
                 self._df11[tensor.name].read_into(view, offset, self._read_stored)
@@ -244,18 +243,9 @@ class Checkpoint:
     def _read_stored(self, name: str, view: memoryview, offset: int) -> None:
         self._read([(self._reader.tensors[name], view, offset)], num_threads=1)
 
-    def _rearrange(self, tensor: TensorInfo, view: memoryview, offset: int, order: tuple[int, ...]) -> None:
-        """Bring stored bytes into little-endian order; a block that the view holds a piece of is read once more."""
-        nbytes, end = len(order), offset + len(view)
-        first, last = align_up(offset, nbytes), end // nbytes * nbytes
-        if first < last:
-            _swap_blocks(view[first - offset : last - offset], order)
-        for start in {offset // nbytes * nbytes, last}:
-            low, high = max(start, offset), min(start + nbytes, end)
-            if 0 < high - low < nbytes:
-                block = bytearray(nbytes)
-                self._read([(tensor, memoryview(block), start)], num_threads=1)
-                view[low - offset : high - offset] = block[low - start : high - start]
+    def _read_raw(self, tensor: TensorInfo, offset: int, view: memoryview) -> None:
+        for part in self._stored_parts(tensor, view, offset):
+            part.file.read_into(part.offset, part.view)
 
     def _stored_parts(self, tensor: TensorInfo, view: memoryview, offset: int) -> Iterator[Part]:
         """Yield where the bytes of a tensor from `offset` on are stored, as many as the view takes."""
@@ -328,20 +318,6 @@ def _check_copy(reader: FtwReader) -> None:
 def _bytes_of(buffer: Any) -> memoryview:
     view = memoryview(buffer)
     return view.cast("B") if view.nbytes else memoryview(b"")  # shapes with a zero in them cannot be cast
-
-
-def _swap_blocks(view: memoryview, order: tuple[int, ...]) -> None:
-    """Bring whole blocks into another order where they lie: byte i of a block from its byte `order[i]`."""
-    import numpy as np
-
-    pairs = [(to, source) for to, source in enumerate(order) if to != source]
-    blocks = np.frombuffer(view, np.uint8).reshape(-1, len(order))
-    step = max(_SWAP_NBYTES // len(order), 1)
-    for start in range(0, len(blocks), step):
-        piece = blocks[start : start + step]
-        old = piece.copy()
-        for to, source in pairs:
-            piece[:, to] = old[:, source]
 
 
 def open_checkpoint(
