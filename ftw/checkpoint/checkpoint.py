@@ -7,18 +7,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
 from ftw.checkpoint.config import CONFIG_NAME, ModelConfig, read_model_config
 from ftw.checkpoint.df11.tables import find_df11_tables
 from ftw.checkpoint.gguf_config import parse_gguf_config
-from ftw.checkpoint.source import locate_source, resolve_source
+from ftw.checkpoint.source import open_source
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
-from ftw.files import Part, WeightFile, is_outside, read_parts, short_repr
+from ftw.files import Part, WeightFile, read_parts
 from ftw.host import HostMemory
 from ftw.hub import HubPath
-from ftw.readers import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, iter_content, open_reader, read_ftw_key
-from ftw.readers.gguf import read_gguf_metadata, rearrange_blocks
+from ftw.readers.gguf import rearrange_blocks
 
 if TYPE_CHECKING:
     import os
@@ -41,14 +38,14 @@ class Checkpoint:
     Attributes:
         source: What was opened, as the caller named it.
         path: Where that lies: a folder or a file on this machine, or a `HubPath`.
-        config: What config.json or a GGUF's metadata say, all None where there are none.
+        config: What config.json or a GGUF's metadata say, all None if there are none.
         decoded: The tensors that each plain table in `tensors` is decoded from, by its name; empty unless that was
             asked for.
     """
 
-    def __init__(self, reader: Reader, source: str, path: Path, *, decode_df11: bool = False) -> None:
+    def __init__(self, reader: Reader, source: str, *, decode_df11: bool = False) -> None:
         self.source = source
-        self.path = path
+        self.path = reader.place.path
         self.config, self._warnings = _read_config(reader)
         tables = find_df11_tables(source, reader.tensors, self.config) if decode_df11 else []
         if decode_df11 and not tables:
@@ -68,7 +65,7 @@ class Checkpoint:
     @property
     def folder(self) -> Path:
         """Folder that holds config.json and the other metadata files."""
-        return self._reader.folder
+        return self._reader.place.folder
 
     @property
     def is_remote(self) -> bool:
@@ -274,45 +271,16 @@ def _in_place_of_parts(tensors: Mapping[str, TensorInfo], tables: list[Df11Table
 
 
 def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
-    """Read a GGUF's own metadata, those that an FTW made from one holds a copy of, or config.json; return warnings too.
+    """Return what the metadata of a GGUF say, or config.json, and warnings.
 
     A config.json that is a link out of the folder is not read, as a conversion does not copy it.
     """
-    if reader.format == "gguf":
-        return parse_gguf_config(reader.metadata, reader.files[0].path), ()
-    if isinstance(reader, FtwReader):
-        _check_copy(reader)
-        if reader.gguf_metadata is not None:
-            path = reader.gguf_metadata.path
-            return parse_gguf_config(read_gguf_metadata(path), path), ()
-    if is_outside(reader.folder / CONFIG_NAME, reader.folder):
+    metadata = reader.gguf_metadata()
+    if metadata is not None:
+        return parse_gguf_config(*metadata), ()
+    if reader.place.leads_out(CONFIG_NAME):
         return ModelConfig(), (f"{CONFIG_NAME} is a link that leads out of the folder, and is not read",)
-    return read_model_config(reader.folder), ()
-
-
-def _check_copy(reader: FtwReader) -> None:
-    """Check the copy of a GGUF's metadata against the index, where that records it: a verdict rests on it."""
-    derived = read_ftw_key(reader.metadata, "derived")
-    recorded = derived if isinstance(derived, list) else []
-    entries = [entry for entry in recorded if isinstance(entry, dict) and entry.get("name") == GGUF_METADATA_NAME]
-    if len(entries) > 1:
-        problem = f"'{GGUF_METADATA_NAME}' occurs {len(entries)} times, names must be unique"
-        raise CheckpointError(reader.folder / INDEX_NAME, "derived", problem)
-    if not entries:
-        return
-    entry, copy = entries[0], reader.gguf_metadata
-    if copy is None:
-        path = reader.folder / GGUF_METADATA_NAME
-        raise CheckpointError(path, "file", "is missing, the index says that the checkpoint has it")
-    if entry.get("bytes", copy.nbytes) != copy.nbytes:
-        problem = f"is {copy.nbytes} bytes long, the index says {short_repr(entry['bytes'])}"
-        raise CheckpointError(copy.path, "file", problem)
-    hasher = xxhash.xxh3_64()
-    for piece in iter_content(copy):
-        hasher.update(piece)
-    if hasher.hexdigest() != entry.get("xxh3_64"):
-        problem = f"checksum is {hasher.hexdigest()}, the index says {short_repr(entry.get('xxh3_64'))}"
-        raise CheckpointError(copy.path, "file", problem)
+    return read_model_config(reader.place), ()
 
 
 def _bytes_of(buffer: Any) -> memoryview:
@@ -340,5 +308,17 @@ def open_checkpoint(
             missing or has a wrong size, or config.json does not tell its shape.
         ConnectionError: The hub stopped answering.
     """
-    path = locate_source(source) if headers_only else resolve_source(source)
-    return Checkpoint(open_reader(path), str(source), path, decode_df11=decode_df11)
+    reader = open_source(source, headers_only=headers_only)
+    for problem in reader.problems:
+        raise problem
+    return Checkpoint(reader, str(source), decode_df11=decode_df11)
+
+
+def open_damaged(source: str | os.PathLike[str]) -> tuple[Checkpoint, tuple[CheckpointError, ...]]:
+    """Open a checkpoint as `open_checkpoint` does, but for shards of an FTW that are missing, or too long or short.
+
+    Returns:
+        The checkpoint, and what is wrong with such shards; reading what they lack raises an error.
+    """
+    reader = open_source(source, headers_only=False)
+    return Checkpoint(reader, str(source)), reader.problems

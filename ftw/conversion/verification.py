@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, resolve_source
+from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, open_damaged
 from ftw.errors import CheckpointError, printable
 from ftw.files import is_inside, is_name_inside
 from ftw.host import HostMemory
-from ftw.readers import ALIGNMENT, FtwReader, Problems, read_ftw_key
+from ftw.readers import ALIGNMENT, Problems, read_ftw_key
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
@@ -79,8 +79,10 @@ def verify(
         CheckpointError: The index of an FTW, or any part of another format, is broken.
     """
     with contextlib.ExitStack() as stack:
-        checkpoint, problems = _open(path)
+        checkpoint, broken = open_damaged(path)
         stack.enter_context(checkpoint)
+        problems = Problems(str(path))
+        problems.add_all(map(str, broken))
         source = against if against is None or isinstance(against, Checkpoint) else _open_source(against, checkpoint)
         if source is not None and source is not against:
             stack.enter_context(source)
@@ -104,18 +106,6 @@ def verify(
             compared += is_alike
     name = None if source is None else source.source
     return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, compared, done, problems.lines())
-
-
-def _open(path: str | os.PathLike[str]) -> tuple[Checkpoint, Problems]:
-    """Open a checkpoint; of an FTW whose shards are broken say so, and open what is left."""
-    try:
-        return open_checkpoint(path), Problems(str(path))
-    except CheckpointError:
-        place = resolve_source(path)
-        if not FtwReader.accepts(place):
-            raise
-        reader = FtwReader(place, tolerates_broken_shards=True)
-        return Checkpoint(reader, str(path), place), reader.problems
 
 
 def _problems_of_index(checkpoint: Checkpoint) -> Iterator[str]:
