@@ -169,7 +169,7 @@ class Checkpoint:
     def find_bytes(self, name: str, offset: int, nbytes: int) -> tuple[WeightFile, int] | None:
         """Return which file holds bytes of a tensor, and from where on.
 
-        None where they lie in several places or on the hub, or are not stored as they are read.
+        None if they lie in several places or on the hub, or are not stored as they are read.
 
         Raises:
             UnknownTensorError: There is no such tensor.
@@ -305,7 +305,7 @@ def open_checkpoint(
     Raises:
         SourceNotFoundError: There is nothing of that name, or nothing that ftw reads in it.
         CheckpointError: A header, an index or config.json is broken, or a table cannot be decoded: a tensor of it is
-            missing or has a wrong size, or config.json does not tell its shape.
+            missing or has a wrong size, or config.json does not say its shape.
         ConnectionError: The hub stopped answering.
     """
     reader = open_source(source, headers_only=headers_only)

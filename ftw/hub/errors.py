@@ -55,7 +55,7 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def _retry_after(error: BaseException) -> int | None:
-    """Return the seconds that an answer asks to wait for; None where it does not."""
+    """Return the seconds that an answer asks to wait for; None if it does not."""
     response = getattr(error, "response", None)
     text: str = response.headers.get("Retry-After", "") if response is not None else ""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
@@ -67,7 +67,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def refusal(hub_id: HubId, error: BaseException) -> str:
-    """Return in words why the hub did not give what was asked for, with the next step where there is one."""
+    """Return in words why the hub did not give what was asked for, with the next step if there is one."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -102,7 +102,7 @@ def refusal(hub_id: HubId, error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its name where it says nothing.
+    """Return the first line of what an error says, or its name if it says nothing.
 
     The query of an address is left out: that of the CDN holds a signature, which lets anyone in.
     """

@@ -5,7 +5,7 @@
     models--ORG--NAME/blobs/ETAG                of a large file (LFS) the SHA-256 of its bytes
 
 The commit is the one that was listed, whatever becomes of the branch meanwhile. A large file that is new is read once
-more and held against the SHA-256 that the hub lists: the right number of bytes are not yet the right bytes, after a
+more and compared with the SHA-256 that the hub lists: the right number of bytes are not yet the right bytes, after a
 download that was resumed, or from a proxy.
 """
 

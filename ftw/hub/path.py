@@ -29,7 +29,7 @@ _MAX_KEPT_NBYTES = 1 << 20  # of one small file
 class HubPath:
     """A path in a repository, read-only, like the `Path` that it stands in for.
 
-    It is no path of this machine, though it goes where a message takes one.
+    It is not a path of this machine, but a message takes it as one.
     """
 
     repository: HubRepository
@@ -49,7 +49,7 @@ class HubPath:
         return HubPath(self.repository, "" if inside == "." else inside)
 
     def as_path(self) -> Path:
-        """Return itself as what it stands in for: to readers, which need not tell the two apart."""
+        """Return itself as what it stands in for: to readers, which need not distinguish the two."""
         return cast("Path", self)
 
     @property

@@ -1,7 +1,7 @@
 """HubFile: one file of a repository on the hub, read by ranges over HTTP; never fetched whole.
 
 The requests are huggingface_hub's own: its session, token and endpoint. The commit is in the address, so that
-all bytes are of one state of the repository, and every answer is held against what was asked for: a server that
+all bytes are of one state of the repository, and every answer is compared with what was asked for: a server that
 ignores ranges, or answers with other bytes or too few, is an error. An answer that is cut off is continued.
 """
 
@@ -83,7 +83,7 @@ class HubFile:
         self._first = bytes(first)
 
     def fetch_into(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `offset`, by one request, and a few more where it fails or is cut off.
+        """Fill `view` with the bytes at `offset`, by one request, and a few more if it fails or is cut off.
 
         Raises:
             CheckpointError: The answer is not what was asked for.
@@ -183,7 +183,7 @@ def _get(url: str, headers: dict[str, str]) -> Iterator[Any]:
 
     utils = _utils()
     all_headers = {**utils.build_hf_headers(), **headers}
-    # Its own retries differ by release, and sleep as long as the hub asks for; ours go on where an answer ended.
+    # Its own retries differ by release, and sleep as long as the hub asks for; ours continue where an answer ended.
     options: dict[str, Any] = {"headers": all_headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT, "max_retries": 0}
     if hasattr(utils, "http_stream_backoff"):
         with utils.http_stream_backoff("GET", url, **options) as response:

@@ -26,7 +26,7 @@ class HubRepository:
     Attributes:
         hub_id: What the user named; nothing of it inside of the repository.
         commit: The commit that was listed, from which every file is read.
-        sizes: Bytes of each file, by its path in the repository; None where the hub does not tell.
+        sizes: Bytes of each file, by its path in the repository; None if the hub does not say.
         folders: Names in each folder, by its path; the root's is empty.
         sha256s: SHA-256 of each large file (LFS), in hexadecimal, by path.
         contents: Small files that were fetched, by path: config.json is asked for more than once.

@@ -36,7 +36,7 @@ class DerivedFile(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A checkpoint, as the names of files and an index tell it.
+    """A checkpoint, as the names of files and an index describe it.
 
     Attributes:
         format: "ftw", "gguf" or "safetensors".
@@ -94,7 +94,7 @@ class Reader(Protocol):
     def block_order(self, tensor: TensorInfo) -> tuple[int, ...] | None:
         """Return how the bytes of each block of one of `tensors` have to be rearranged to be little-endian.
 
-        Byte i of a block comes from byte `order[i]` of the stored one; None where they lie as they are needed.
+        Byte i of a block comes from byte `order[i]` of the stored one; None if they need no rearranging.
         """
         ...
 

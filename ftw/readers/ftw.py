@@ -5,7 +5,7 @@
     side files                 safetensors files that the index names under "side_files", found by their own headers
 
 Every tensor begins at a multiple of 4096 in the region; zeros fill it up to the next multiple. A tensor larger than a
-shard goes on in the next one. Unknown keys are kept in `metadata` and otherwise ignored.
+shard continues in the next one. Unknown keys are kept in `metadata` and otherwise ignored.
 """
 
 from __future__ import annotations

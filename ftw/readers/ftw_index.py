@@ -1,4 +1,4 @@
-"""The index of an FTW folder, freetoken_weight.json: what it says by itself, before it is held against the shards.
+"""The index of an FTW folder, freetoken_weight.json: what it says by itself, before it is compared with the shards.
 
     format, version, align, shard_limit, total_bytes     "freetoken_weight", 1, 4096, and two numbers of bytes
     tensors                                              a list of objects, see `_parse_tensor`
@@ -207,7 +207,7 @@ class _Index:
         )
 
     def _shape(self, name: str, entry: dict[str, Any], key: str) -> tuple[int, ...] | None:
-        """Return a list of sizes, None where there is none."""
+        """Return a list of sizes, None if there is none."""
         shape = entry.get(key)
         if shape is None:
             return None

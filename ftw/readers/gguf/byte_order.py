@@ -2,10 +2,10 @@
 
 Two kinds of file call themselves big-endian. llama.cpp on such a machine, and the gguf package's script that converts
 a file, turn every field of a packed block around. The gguf package's writer turns arrays of numbers around, but not
-packed blocks, nor BF16, which it is given as bytes: those stay little-endian. No key tells the two apart, so the data
+packed blocks, nor BF16, which it is given as bytes: those stay little-endian. No key distinguishes the two, so the data
 has to, by the halves among them: the scales of blocks, or BF16's elements. The byte of a half that holds its sign and
 exponent takes few values, which lie close together; the other one, of mantissa bits, takes all values alike. Where the
-second byte that is stored is the one with the exponent, the blocks are little-endian. Where the data do not tell, so
+second byte that is stored is the one with the exponent, the blocks are little-endian. If the data do not say, so
 few or so uniform are they, packed blocks are taken as the package's writer leaves them, and BF16 as other numbers.
 """
 
@@ -32,7 +32,7 @@ _MIN_SPREAD = 16.0  # of mantissa bits, as a standard deviation; evenly spread o
 _SWAP_NBYTES = 512 << 10  # at a time, so that a copy stays in the processor's cache
 _BFLOAT16 = "BF16"
 _WARNING = "the file is big-endian, and its packed blocks do not tell whether they are; they are taken as little-endian"
-# The scales of these are no halves, or scattered ones.
+# The scales of these are not halves, or scattered ones.
 _WITHOUT_SCALE = frozenset({"IQ1_M", "MXFP4", "NVFP4"})
 
 
@@ -45,7 +45,7 @@ class _Sample(NamedTuple):
 
 
 class BlockOrders(NamedTuple):
-    """`Reader.block_order` for each type that occurs, by its name; `warning` is empty unless the data did not tell."""
+    """`Reader.block_order` for each type that occurs, by its name; `warning` is empty unless the data did not say."""
 
     by_type: dict[str, tuple[int, ...] | None]
     warning: str
@@ -129,7 +129,7 @@ def _samples(name: str, tensors: list[TensorInfo]) -> list[_Sample]:
 
 
 def _order_of_halves(samples: list[_Sample], files: Mapping[str, WeightFile], *, are_scales: bool) -> str:
-    """Return the byte order of halves, by which byte is clearly the one with the exponent; empty where none is."""
+    """Return the byte order of halves, by which byte is clearly the one with the exponent; empty if none is."""
     halves: Counter[tuple[int, int]] = Counter()
     for tensor, block_nbytes, offset in sorted(samples, key=lambda sample: -sample.tensor.nbytes)[:_MAX_TENSORS]:
         nbytes = min(tensor.nbytes, _MAX_SAMPLE_NBYTES // block_nbytes * block_nbytes)

@@ -1,7 +1,7 @@
 """The copy of a GGUF's metadata that lies in an FTW made from it: a GGUF without tensors, readable by every tool.
 
 Header and key-values of the source (of its first shard), byte for byte, but for two counts in the header: no tensors,
-and one key more, the last one, which tells whether the source held an `output.weight`. Without the list of tensors
+and one key more, the last one, which says whether the source held an `output.weight`. Without the list of tensors
 nothing else would.
 """
 
