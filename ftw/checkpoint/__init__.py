@@ -3,12 +3,11 @@
 Imports: `ftw.readers` and what that imports. No torch.
 """
 
-from ftw.checkpoint.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
+from ftw.checkpoint.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, open_damaged
 from ftw.checkpoint.config import CONFIG_NAME, TIE_KEY, ModelConfig
 from ftw.checkpoint.gguf_config import FILE_TYPE_KEY
 from ftw.checkpoint.kv_cache import first_count
 from ftw.checkpoint.quantization_schemes import name_scheme
-from ftw.checkpoint.source import resolve_source
 from ftw.checkpoint.tensor_names import (
     PER_LAYER_EMBEDDING,
     TOKEN_EMBEDDING,
@@ -36,5 +35,5 @@ __all__ = [
     "is_position_like",
     "name_scheme",
     "open_checkpoint",
-    "resolve_source",
+    "open_damaged",
 ]

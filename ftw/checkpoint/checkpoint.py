@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-
-import xxhash
 
 from ftw.checkpoint.config import CONFIG_NAME, ModelConfig, read_model_config
 from ftw.checkpoint.df11.tables import find_df11_tables
 from ftw.checkpoint.gguf_config import parse_gguf_config
-from ftw.checkpoint.source import locate_source, resolve_source
+from ftw.checkpoint.source import open_source
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
-from ftw.files import Part, WeightFile, is_outside, read_parts, short_repr
+from ftw.files import Part, WeightFile, read_parts
 from ftw.host import HostMemory
 from ftw.hub import HubPath
-from ftw.readers import GGUF_METADATA_NAME, INDEX_NAME, FtwReader, iter_content, open_reader, read_ftw_key
-from ftw.readers.gguf import read_gguf_metadata
-from ftw.sizes import align_up
+from ftw.readers.gguf import rearrange_blocks
 
 if TYPE_CHECKING:
     import os
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 
 CHUNK_NBYTES = 16 << 20
 _PARALLEL_NBYTES = 2 * CHUNK_NBYTES  # one chunk, cold or warm, a thread alone reads faster (2 cores; 2026-11-30)
-_SWAP_NBYTES = 512 << 10  # at a time, so that a copy stays in the processor's cache
 _NOTHING_TO_DECODE = "--decode-df11 (decode_df11=True): no lookup table is stored as DF11, so none is decoded"
 
 
@@ -42,14 +38,14 @@ class Checkpoint:
     Attributes:
         source: What was opened, as the caller named it.
         path: Where that lies: a folder or a file on this machine, or a `HubPath`.
-        config: What config.json or a GGUF's metadata say, all None where there are none.
+        config: What config.json or a GGUF's metadata say, all None if there are none.
         decoded: The tensors that each plain table in `tensors` is decoded from, by its name; empty unless that was
             asked for.
     """
 
-    def __init__(self, reader: Reader, source: str, path: Path, *, decode_df11: bool = False) -> None:
+    def __init__(self, reader: Reader, source: str, *, decode_df11: bool = False) -> None:
         self.source = source
-        self.path = path
+        self.path = reader.place.path
         self.config, self._warnings = _read_config(reader)
         tables = find_df11_tables(source, reader.tensors, self.config) if decode_df11 else []
         if decode_df11 and not tables:
@@ -69,7 +65,7 @@ class Checkpoint:
     @property
     def folder(self) -> Path:
         """Folder that holds config.json and the other metadata files."""
-        return self._reader.folder
+        return self._reader.place.folder
 
     @property
     def is_remote(self) -> bool:
@@ -173,7 +169,7 @@ class Checkpoint:
     def find_bytes(self, name: str, offset: int, nbytes: int) -> tuple[WeightFile, int] | None:
         """Return which file holds bytes of a tensor, and from where on.
 
-        None where they lie in several places or on the hub, or are not stored as they are read.
+        None if they lie in several places or on the hub, or are not stored as they are read.
 
         Raises:
             UnknownTensorError: There is no such tensor.
@@ -235,8 +231,8 @@ class Checkpoint:
                 part.file.read_into(part.offset, part.view)
         for tensor, view, offset in stored:
             order = self._reader.block_order(tensor)
-            if order is not None and view:
-                self._rearrange(tensor, view, offset, order)
+            if order is not None:
+                rearrange_blocks(view, offset, order, partial(self._read_raw, tensor))
         for tensor, view, offset in wanted:
             if tensor.name in self._df11:
                 self._df11[tensor.name].read_into(view, offset, self._read_stored)
@@ -244,18 +240,9 @@ class Checkpoint:
     def _read_stored(self, name: str, view: memoryview, offset: int) -> None:
         self._read([(self._reader.tensors[name], view, offset)], num_threads=1)
 
-    def _rearrange(self, tensor: TensorInfo, view: memoryview, offset: int, order: tuple[int, ...]) -> None:
-        """Bring stored bytes into little-endian order; a block that the view holds a piece of is read once more."""
-        nbytes, end = len(order), offset + len(view)
-        first, last = align_up(offset, nbytes), end // nbytes * nbytes
-        if first < last:
-            _swap_blocks(view[first - offset : last - offset], order)
-        for start in {offset // nbytes * nbytes, last}:
-            low, high = max(start, offset), min(start + nbytes, end)
-            if 0 < high - low < nbytes:
-                block = bytearray(nbytes)
-                self._read([(tensor, memoryview(block), start)], num_threads=1)
-                view[low - offset : high - offset] = block[low - start : high - start]
+    def _read_raw(self, tensor: TensorInfo, offset: int, view: memoryview) -> None:
+        for part in self._stored_parts(tensor, view, offset):
+            part.file.read_into(part.offset, part.view)
 
     def _stored_parts(self, tensor: TensorInfo, view: memoryview, offset: int) -> Iterator[Part]:
         """Yield where the bytes of a tensor from `offset` on are stored, as many as the view takes."""
@@ -284,64 +271,21 @@ def _in_place_of_parts(tensors: Mapping[str, TensorInfo], tables: list[Df11Table
 
 
 def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
-    """Read a GGUF's own metadata, those that an FTW made from one holds a copy of, or config.json; return warnings too.
+    """Return what the metadata of a GGUF say, or config.json, and warnings.
 
     A config.json that is a link out of the folder is not read, as a conversion does not copy it.
     """
-    if reader.format == "gguf":
-        return parse_gguf_config(reader.metadata, reader.files[0].path), ()
-    if isinstance(reader, FtwReader):
-        _check_copy(reader)
-        if reader.gguf_metadata is not None:
-            path = reader.gguf_metadata.path
-            return parse_gguf_config(read_gguf_metadata(path), path), ()
-    if is_outside(reader.folder / CONFIG_NAME, reader.folder):
+    metadata = reader.gguf_metadata()
+    if metadata is not None:
+        return parse_gguf_config(*metadata), ()
+    if reader.place.leads_out(CONFIG_NAME):
         return ModelConfig(), (f"{CONFIG_NAME} is a link that leads out of the folder, and is not read",)
-    return read_model_config(reader.folder), ()
-
-
-def _check_copy(reader: FtwReader) -> None:
-    """Check the copy of a GGUF's metadata against the index, where that records it: a verdict rests on it."""
-    derived = read_ftw_key(reader.metadata, "derived")
-    recorded = derived if isinstance(derived, list) else []
-    entries = [entry for entry in recorded if isinstance(entry, dict) and entry.get("name") == GGUF_METADATA_NAME]
-    if len(entries) > 1:
-        problem = f"'{GGUF_METADATA_NAME}' occurs {len(entries)} times, names must be unique"
-        raise CheckpointError(reader.folder / INDEX_NAME, "derived", problem)
-    if not entries:
-        return
-    entry, copy = entries[0], reader.gguf_metadata
-    if copy is None:
-        path = reader.folder / GGUF_METADATA_NAME
-        raise CheckpointError(path, "file", "is missing, the index says that the checkpoint has it")
-    if entry.get("bytes", copy.nbytes) != copy.nbytes:
-        problem = f"is {copy.nbytes} bytes long, the index says {short_repr(entry['bytes'])}"
-        raise CheckpointError(copy.path, "file", problem)
-    hasher = xxhash.xxh3_64()
-    for piece in iter_content(copy):
-        hasher.update(piece)
-    if hasher.hexdigest() != entry.get("xxh3_64"):
-        problem = f"checksum is {hasher.hexdigest()}, the index says {short_repr(entry.get('xxh3_64'))}"
-        raise CheckpointError(copy.path, "file", problem)
+    return read_model_config(reader.place), ()
 
 
 def _bytes_of(buffer: Any) -> memoryview:
     view = memoryview(buffer)
     return view.cast("B") if view.nbytes else memoryview(b"")  # shapes with a zero in them cannot be cast
-
-
-def _swap_blocks(view: memoryview, order: tuple[int, ...]) -> None:
-    """Bring whole blocks into another order where they lie: byte i of a block from its byte `order[i]`."""
-    import numpy as np
-
-    pairs = [(to, source) for to, source in enumerate(order) if to != source]
-    blocks = np.frombuffer(view, np.uint8).reshape(-1, len(order))
-    step = max(_SWAP_NBYTES // len(order), 1)
-    for start in range(0, len(blocks), step):
-        piece = blocks[start : start + step]
-        old = piece.copy()
-        for to, source in pairs:
-            piece[:, to] = old[:, source]
 
 
 def open_checkpoint(
@@ -361,8 +305,20 @@ def open_checkpoint(
     Raises:
         SourceNotFoundError: There is nothing of that name, or nothing that ftw reads in it.
         CheckpointError: A header, an index or config.json is broken, or a table cannot be decoded: a tensor of it is
-            missing or has a wrong size, or config.json does not tell its shape.
+            missing or has a wrong size, or config.json does not say its shape.
         ConnectionError: The hub stopped answering.
     """
-    path = locate_source(source) if headers_only else resolve_source(source)
-    return Checkpoint(open_reader(path), str(source), path, decode_df11=decode_df11)
+    reader = open_source(source, headers_only=headers_only)
+    for problem in reader.problems:
+        raise problem
+    return Checkpoint(reader, str(source), decode_df11=decode_df11)
+
+
+def open_damaged(source: str | os.PathLike[str]) -> tuple[Checkpoint, tuple[CheckpointError, ...]]:
+    """Open a checkpoint as `open_checkpoint` does, but for shards of an FTW that are missing, or too long or short.
+
+    Returns:
+        The checkpoint, and what is wrong with such shards; reading what they lack raises an error.
+    """
+    reader = open_source(source, headers_only=False)
+    return Checkpoint(reader, str(source)), reader.problems

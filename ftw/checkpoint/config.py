@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint.kv_cache import HIDDEN_SIZE, count_kv, first_count
 from ftw.errors import CheckpointError
-from ftw.files import read_json_file, short_repr
+from ftw.files import short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from ftw.hub import Place
 
 CONFIG_NAME = "config.json"
 TIE_KEY = "tie_word_embeddings"
@@ -72,18 +74,14 @@ class ModelConfig:
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-def read_model_config(folder: Path) -> ModelConfig:
-    """Read config.json of a folder; without one, every fact is None.
+def read_model_config(place: Place) -> ModelConfig:
+    """Read the config.json that lies at a place; without one, every fact is None.
 
     Raises:
         CheckpointError: It is not a JSON object, or a tie flag in it is neither true, false nor null.
     """
-    path = folder / CONFIG_NAME
-    # A link to nothing is a broken checkpoint, not one without a configuration.
-    if not (path.exists() or path.is_symlink()):
-        return ModelConfig()
-    # Mamba2-type models have an infinite upper bound in theirs, which Python writes as a bare Infinity.
-    return parse_model_config(read_json_file(path, allow_non_finite=True), path)
+    raw = place.read_json(CONFIG_NAME)
+    return ModelConfig() if raw is None else parse_model_config(raw, place.folder / CONFIG_NAME)
 
 
 def parse_model_config(raw: dict[str, Any], path: Path) -> ModelConfig:

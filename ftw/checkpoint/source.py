@@ -1,4 +1,4 @@
-"""Turn what a user names, a path or a hub id, into a place that readers open: fetched, or for its headers alone."""
+"""A source, a path or a hub id, as a user names it, becomes a reader: located, found, fetched and opened."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 import os
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ftw.errors import SourceNotFoundError, printable
+from ftw.errors import CheckpointError, FtwError, SourceNotFoundError, printable
 from ftw.hub import (
     HubId,
     HubPath,
+    Place,
     fetch_snapshot,
     http_errors,
     is_unreachable,
@@ -20,24 +21,26 @@ from ftw.hub import (
     refusal,
     wait_to_retry,
 )
-from ftw.readers import GGUF_METADATA_NAME, FtwReader, SafetensorsReader, listed_files
-from ftw.readers.gguf import GgufReader, choose_files
+from ftw.readers import GGUF_METADATA_NAME, find, open_found
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ftw.hub import HubRepository
+    from ftw.readers import Found, Reader
 
 _log = logging.getLogger("ftw")
 
 _NO_PATH = "path: does not exist, a file, a folder or a hub id is needed"
+_FILE_SUFFIXES = (".gguf", ".safetensors", ".json")
 # What a conversion needs of a repository, in the folder that is meant and below it; weights of other kinds are never
-# fetched, nor are GGUF files, of which a repository may hold many models, unless they were chosen. Of safetensors files
+# fetched, nor are GGUF files, of which a repository may hold many models, unless they were found. Of safetensors files
 # those that the index or the name of the one says, or else all of the folder itself.
 _METADATA_PATTERNS = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py", "*.md")
 _WEIGHT_PATTERNS = ("*.safetensors", "*.ftw", f"*{GGUF_METADATA_NAME}")
 _BELOW_PATTERN = "*/*.safetensors"
-_GGUF_STRAYS = ["*mmproj*", "*imatrix*", "*mtp-*"]  # not needed for a GGUF model to be complete
+_GGUF_PATTERN = "*.gguf"
+_GGUF_STRAYS = ("*mmproj*", "*imatrix*", "*mtp-*")  # not needed for a GGUF model to be complete
 _LISTING_WAITS = (1, 4)  # seconds: whoever waits for a listing sits before the screen
 
 
@@ -48,37 +51,28 @@ class _Patterns(NamedTuple):
     unwanted: list[str]
 
 
-def resolve_source(source: str | os.PathLike[str]) -> Path:
-    """Return the local file or folder that `source` names; a hub id is fetched into huggingface_hub's cache.
+def open_source(source: str | os.PathLike[str], *, headers_only: bool) -> Reader:
+    """Open what `source` names; of a hub id, fetch the checkpoint into huggingface_hub's cache, or its headers alone.
 
-    Of a repository of GGUF files that one model is fetched which it holds, or which `source` names.
+    Where the hub does not answer, or refuses, what its cache holds is opened.
 
     Raises:
-        SourceNotFoundError: There is no such path, and no such thing in the cache or on the hub.
-        CheckpointError: A repository holds several GGUF models, and none is named.
+        SourceNotFoundError: There is no such path, no such thing in the cache or on the hub, or no checkpoint in it.
+        CheckpointError: A header or an index is broken, or a folder holds several checkpoints, and none is named.
     """
     named = _path_or_hub_id(source)
     if isinstance(named, Path):
-        return named
-    place = _find_on_hub(named)
-    if isinstance(place, Path):
-        return place
-    patterns = _patterns_of(place.as_path(), place.inside)
-    return fetch_snapshot(place.repository, named, *patterns) / named.inside
-
-
-def locate_source(source: str | os.PathLike[str]) -> Path:
-    """Return the file or folder that `source` names, to read headers alone; of a hub id nothing is fetched.
-
-    Where the hub can be reached, that is a `HubPath` in the guise of the `Path` that it stands in for; where not, the
-    snapshot in huggingface_hub's cache.
-
-    Raises:
-        SourceNotFoundError: There is no such path, and no such thing in the cache or on the hub.
-    """
-    named = _path_or_hub_id(source)
-    place = named if isinstance(named, Path) else _find_on_hub(named)
-    return place if isinstance(place, Path) else place.as_path()
+        place = Place(named)
+        return open_found(find(place), place)
+    try:
+        place = _find_on_hub(named)
+    except http_errors() as error:
+        found, place = _find_in_cache(named, error)
+    else:
+        found = find(place)
+        if not headers_only:
+            found, place = _fetch(found, place)
+    return open_found(found, place)
 
 
 def _path_or_hub_id(source: str | os.PathLike[str]) -> Path | HubId:
@@ -95,35 +89,23 @@ def _path_or_hub_id(source: str | os.PathLike[str]) -> Path | HubId:
     return hub_id
 
 
-_FILE_SUFFIXES = (".gguf", ".safetensors", ".json")
+def _find_on_hub(hub_id: HubId) -> Place:
+    """Return a place on the hub, which was listed.
 
-
-def _find_on_hub(hub_id: HubId) -> HubPath | Path:
-    """Return a place on the hub; where that does not answer, or refuses, one in the local cache."""
-    from huggingface_hub.errors import (
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RevisionNotFoundError,
-    )
+    Raises:
+        SourceNotFoundError: There is no such repository, revision, file or folder.
+        Exception: Any of `http_errors`: the hub does not answer, or refuses.
+    """
+    from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
 
     try:
-        place = HubPath(_list_repository(hub_id), hub_id.inside)
+        path = HubPath(_list_repository(hub_id), hub_id.inside)
     except (HFValidationError, RevisionNotFoundError) as error:
         raise SourceNotFoundError(f"{hub_id}: hub id: {refusal(hub_id, error)}") from error
-    except http_errors() as error:
-        try:
-            path = _find_in_cache(hub_id)
-        except LocalEntryNotFoundError as cache_error:
-            is_partial = hasattr(cache_error, "snapshot_path")  # huggingface_hub 2 knows what it should hold
-            raise _not_found(hub_id, refusal(hub_id, error), is_partial=is_partial) from error
-        if not isinstance(error, OfflineModeIsEnabled):
-            _log.warning("%s: %s; what the local hub cache holds is taken", hub_id, refusal(hub_id, error))
-        return path
-    if not place.exists():
-        problem = f"the repository has no such file or folder, at commit {place.repository.commit}"
+    if not path.exists():
+        problem = f"the repository has no such file or folder, at commit {path.repository.commit}"
         raise SourceNotFoundError(f"{hub_id}: hub id: {problem}")
-    return place
+    return Place(path.as_path())
 
 
 def _list_repository(hub_id: HubId) -> HubRepository:
@@ -148,66 +130,88 @@ def _not_found(hub_id: HubId, reason: str, *, is_partial: bool) -> SourceNotFoun
     return SourceNotFoundError(f"{hub_id}: {problem}")
 
 
-def _find_in_cache(hub_id: HubId) -> Path:
-    """Return a place in the local cache, and check that all of it is there, as far as huggingface_hub can tell."""
-    from huggingface_hub import snapshot_download
+def _find_in_cache(hub_id: HubId, error: Exception) -> tuple[Found, Place]:
+    """Find a checkpoint in the local cache, since the hub could not be asked, which `error` says."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        found, place = _find_complete(hub_id)
+    except LocalEntryNotFoundError as cache_error:
+        is_partial = hasattr(cache_error, "snapshot_path")  # huggingface_hub 2 knows what it should hold
+        raise _not_found(hub_id, refusal(hub_id, error), is_partial=is_partial) from error
+    if not isinstance(error, OfflineModeIsEnabled):
+        _log.warning("%s: %s; what the local hub cache holds is taken", hub_id, refusal(hub_id, error))
+    return found, place
+
+
+def _find_complete(hub_id: HubId) -> tuple[Found, Place]:
+    """Find a checkpoint in the cache, and check that all of it is there, as far as huggingface_hub can tell.
+
+    Raises:
+        LocalEntryNotFoundError: It is not.
+    """
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    def snapshot(wanted: list[str], unwanted: list[str] | None = None) -> Path:
-        found = snapshot_download(
-            hub_id.repo_id,
-            revision=hub_id.revision,
-            allow_patterns=wanted,
-            ignore_patterns=unwanted,
-            local_files_only=True,
-        )
-        return Path(found)
-
-    path = snapshot([]) / hub_id.inside
-    if not path.exists():
+    inside = hub_id.inside
+    place = Place(_cached_snapshot(hub_id, [], []) / inside)
+    if not place.path.exists():
         raise LocalEntryNotFoundError("not in the snapshot")
-    if not path.is_dir():
-        snapshot([escape(hub_id.inside)])
-    elif _is_gguf(path):  # which model was fetched is not known any more
-        snapshot(_below(hub_id.inside, ["*.gguf"]), _GGUF_STRAYS)
+    try:
+        found = find(place)
+    except FtwError:  # perhaps since the cache holds only a part of it
+        wanted = [escape(inside)] if not place.is_folder else _below(inside, [*_WEIGHT_PATTERNS, _GGUF_PATTERN])
+        _cached_snapshot(hub_id, wanted, [*_GGUF_STRAYS])
+        raise
+    if not place.is_folder:
+        _cached_snapshot(hub_id, [escape(inside)], [])
+    elif found.format == "gguf":  # which model was fetched is not known any more
+        _cached_snapshot(hub_id, _below(inside, [_GGUF_PATTERN]), [*_GGUF_STRAYS])
     else:
-        snapshot(*_patterns_of(path, hub_id.inside))
-    return path
+        _cached_snapshot(hub_id, *_patterns_of(found, place, inside))
+    return found, place
 
 
-def _patterns_of(path: Path, inside: str) -> _Patterns:
-    """Return what is to be fetched: of one GGUF model its files alone, of another file its folder's metadata too.
+def _cached_snapshot(hub_id: HubId, wanted: list[str], unwanted: list[str]) -> Path:
+    """Return the snapshot in the cache, of which `wanted` is complete as far as huggingface_hub can tell."""
+    from huggingface_hub import snapshot_download
+
+    found = snapshot_download(
+        hub_id.repo_id,
+        revision=hub_id.revision,
+        allow_patterns=wanted,
+        ignore_patterns=unwanted,
+        local_files_only=True,
+    )
+    return Path(found)
+
+
+def _fetch(found: Found, place: Place) -> tuple[Found, Place]:
+    """Fetch a checkpoint from the hub, and what a conversion needs besides; return it where it now lies."""
+    path = cast("HubPath", place.path)
+    for name in found.files:  # before the first is fetched
+        if not (place.folder / name).is_file():
+            raise CheckpointError(place.folder / name, "file", "is missing")
+    hub_id = path.repository.hub_id._replace(inside=path.inside)
+    snapshot = fetch_snapshot(path.repository, hub_id, *_patterns_of(found, place, path.inside))
+    fetched = Place(snapshot / path.inside)
+    left_out = tuple(entry for entry in found.left_out if fetched.has(entry.name))
+    return found._replace(left_out=left_out), fetched
+
+
+def _patterns_of(found: Found, place: Place, inside: str) -> _Patterns:
+    """Return what is to be fetched: of one GGUF file, or set, its files alone, otherwise its folder's metadata too.
 
     Args:
-        path: Where it lies, on the hub or in the local cache.
+        found: The checkpoint.
+        place: Where it lies, on the hub or in the local cache.
         inside: The same within the repository.
     """
-    is_folder = path.is_dir()
-    folder = inside if is_folder else inside.rpartition("/")[0]
-    weights, unwanted = list(_WEIGHT_PATTERNS), list[str]()
-    if _is_gguf(path):
-        weights = [escape(name) for name in choose_files(path).names]
-        if not is_folder:
-            return _Patterns(_below(folder, weights), [])
-    elif not FtwReader.accepts(path) and SafetensorsReader.accepts(path):
-        names = listed_files(path)
-        if names is None:
-            unwanted = [_BELOW_PATTERN]
-        else:
-            _check_all_there(path if is_folder else path.parent, names)
-            weights = [escape(name) for name in names]
-    return _Patterns(_below(folder, [*_METADATA_PATTERNS, *weights]), _below(folder, unwanted))
-
-
-def _check_all_there(folder: Path, names: list[str]) -> None:
-    """Check that the hub lists all of the files, before the first is fetched."""
-    if isinstance(folder, HubPath):
-        for name in names:
-            _ = (folder / name).nbytes
-
-
-def _is_gguf(path: Path) -> bool:
-    return GgufReader.accepts(path) and not FtwReader.accepts(path)
+    folder = inside if place.is_folder else inside.rpartition("/")[0]
+    weights = [escape(name) for name in found.files] if found.is_listed else [*_WEIGHT_PATTERNS]
+    is_gguf_file = found.format == "gguf" and not place.is_folder
+    wanted = weights if is_gguf_file else [*_METADATA_PATTERNS, *weights]
+    is_any_of_folder = found.format == "safetensors" and not found.is_listed
+    return _Patterns(_below(folder, wanted), _below(folder, [_BELOW_PATTERN] if is_any_of_folder else []))
 
 
 def _below(folder: str, patterns: Iterable[str]) -> list[str]:

@@ -46,7 +46,7 @@ from ftw.conversion.writing.shard_plan import DEFAULT_SHARD_LIMIT
 from ftw.conversion.writing.writer import FtwWriter
 from ftw.errors import FtwError, OutputError, printable
 from ftw.host import write_atomically
-from ftw.readers import ALIGNMENT, INDEX_NAME, FtwReader
+from ftw.readers import ALIGNMENT, INDEX_NAME, open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,7 +239,7 @@ def _has_index(path: Path, plan: ConversionPlan) -> bool:
     if not path.is_file() or path.stat().st_size != plan.index_nbytes:
         return False
     try:
-        tensors = FtwReader(path.parent).tensors
+        tensors = open_reader(path.parent).tensors
         checksums = [tensors[tensor.name].xxh3_64 or "" for tensor in plan.layout.tensors]
     except (FtwError, KeyError):
         return False

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, resolve_source
+from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, open_damaged
 from ftw.errors import CheckpointError, printable
-from ftw.files import is_inside
+from ftw.files import is_inside, is_name_inside
 from ftw.host import HostMemory
-from ftw.readers import ALIGNMENT, FtwReader, Problems, read_ftw_key
+from ftw.readers import ALIGNMENT, Problems, read_ftw_key
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftw.tensors import TensorInfo
-
-
-_MAX_NAME_NBYTES = 255  # of a file, on every file system
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +79,10 @@ def verify(
         CheckpointError: The index of an FTW, or any part of another format, is broken.
     """
     with contextlib.ExitStack() as stack:
-        checkpoint, problems = _open(path)
+        checkpoint, broken = open_damaged(path)
         stack.enter_context(checkpoint)
+        problems = Problems(str(path))
+        problems.add_all(map(str, broken))
         source = against if against is None or isinstance(against, Checkpoint) else _open_source(against, checkpoint)
         if source is not None and source is not against:
             stack.enter_context(source)
@@ -109,18 +108,6 @@ def verify(
     return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, compared, done, problems.lines())
 
 
-def _open(path: str | os.PathLike[str]) -> tuple[Checkpoint, Problems]:
-    """Open a checkpoint; of an FTW whose shards are broken say so, and open what is left."""
-    try:
-        return open_checkpoint(path), Problems(str(path))
-    except CheckpointError:
-        place = resolve_source(path)
-        if not FtwReader.accepts(place):
-            raise
-        reader = FtwReader(place, tolerates_broken_shards=True)
-        return Checkpoint(reader, str(path), place), reader.problems
-
-
 def _problems_of_index(checkpoint: Checkpoint) -> Iterator[str]:
     """Find files that an index names and the folder lacks, and bytes of the region that no tensor owns."""
     if checkpoint.format != "ftw":
@@ -141,7 +128,7 @@ def _problems_of_index(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _problem_of_copied(folder: Path, name: str) -> str:
     """Return what is wrong with a file that an index says was copied, "" where it is there; looks nowhere else."""
-    if not _is_inside(name):
+    if not is_name_inside(name, is_printable=False):
         return "is said to have been copied, the path of a file inside the checkpoint's folder is needed"
     path = folder / name
     try:
@@ -152,15 +139,6 @@ def _problem_of_copied(folder: Path, name: str) -> str:
         return f"cannot be looked for, the index says that it was copied: {error.strerror}"
     except RuntimeError:  # of pathlib before Python 3.13
         return "is a link to itself, the index says that it was copied"
-
-
-def _is_inside(name: str) -> bool:
-    """Tell whether a name from an index is that of a file below the folder, by its text."""
-    try:
-        parts = os.fsencode(name).split(b"/")
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in name and all(part not in (b"", b".", b"..") and len(part) <= _MAX_NAME_NBYTES for part in parts)
 
 
 def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Checkpoint:

@@ -5,7 +5,7 @@ Imports: `ftw.host`. No torch.
 
 from ftw.files.file_signatures import find_impostor
 from ftw.files.json_stream import JsonStream
-from ftw.files.links import is_inside, is_outside
+from ftw.files.links import is_inside, is_name_inside, is_outside
 from ftw.files.parallel_read import Part, default_num_threads, parse_num_threads, read_parts
 from ftw.files.strict_json import (
     MAX_DEPTH,
@@ -33,6 +33,7 @@ __all__ = [
     "find_impostor",
     "is_count",
     "is_inside",
+    "is_name_inside",
     "is_outside",
     "json_type",
     "open_json_file",

@@ -73,10 +73,10 @@ class JsonStream:
         return _TYPES.get(self._peek(), "")
 
     def describe(self) -> str:
-        """Return what the next value is, for a message; it is taken where it is none of the three.
+        """Return what the next value is, for a message; it is taken if it is none of the three.
 
         Raises:
-            CheckpointError: It is no JSON.
+            CheckpointError: It is not JSON.
         """
         return self.kind() or json_type(self.read_value())
 
@@ -114,7 +114,7 @@ class JsonStream:
                 raise self._syntax_error("expecting ',' delimiter")
 
     def iter_elements(self) -> Iterator[None]:
-        """Yield for each element of the list that comes next, which `kind` has told; each has to be taken.
+        """Yield for each element of the list that comes next, as `kind` said; each has to be taken.
 
         Raises:
             CheckpointError: Its text is refused.
@@ -195,7 +195,7 @@ class JsonStream:
         return True
 
     def _peek(self) -> str:
-        """Return the next character that is no space; nothing at the end."""
+        """Return the next character that is not a space; nothing at the end."""
         while True:
             self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]  # matches anything
             if self._at < len(self._text):

@@ -43,7 +43,7 @@ def read_json_file(path: Path, *, allow_non_finite: bool = False) -> dict[str, A
             `time_step_limit`), although JSON has none.
 
     Raises:
-        CheckpointError: It is no file, it is too large, it changes, or `parse_json_object` refuses its text.
+        CheckpointError: It is not a file, it is too large, it changes, or `parse_json_object` refuses its text.
     """
     with open_json_file(path) as file:
         text = file.read()
@@ -55,7 +55,7 @@ def open_json_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file of JSON, and check at the end that it did not change meanwhile.
 
     Raises:
-        CheckpointError: It is no file, it is too large, or it changes.
+        CheckpointError: It is not a file, it is too large, or it changes.
     """
     if not path.is_file():
         raise CheckpointError(path, "json", "is not a regular file" if path.exists() else "is missing")
@@ -186,7 +186,7 @@ def json_type(value: object) -> str:
 
 
 def short_repr(value: object) -> str:
-    """Return a JSON value as a message shows it: in ASCII, on one line, and cut where it is long."""
+    """Return a JSON value as a message shows it: in ASCII, on one line, cut if it is long."""
     try:
         text = ascii(value)
     except RecursionError:  # within the bound of the parser, which nests a little deeper

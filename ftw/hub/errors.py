@@ -1,19 +1,27 @@
-"""What goes wrong with the hub: which errors its requests raise, and what they mean, on one line."""
+"""What goes wrong with the hub: which errors its requests raise, what they mean, on one line, and another try."""
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, cast
 
 from ftw.errors import printable
 
 if TYPE_CHECKING:
-    from ftw.hub.path import HubId
+    from ftw.hub.ids import HubId
+
+_log = logging.getLogger("ftw")
 
 _NOT_HTTP = ("builtins", "huggingface_hub")
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _QUERY = re.compile(r"(?<=\S)\?[^\s'\")]*")
+# Another try: huggingface_hub's own depend on its release, and all of them give up at once on some failures, any of
+# which would end a fetch of hours: a listing, an answer of 5xx, a reset in the middle, bytes that are not those listed.
+WAITS = (1, 4, 15, 60)  # seconds before the second try, the third, …
+MAX_WAIT = 300  # seconds; the hub counts requests in windows of five minutes
 
 
 def http_errors() -> tuple[type[Exception], ...]:
@@ -25,7 +33,7 @@ def http_errors() -> tuple[type[Exception], ...]:
     return (cast("type[Exception]", foreign[-1]), OfflineModeIsEnabled, JSONDecodeError)
 
 
-def is_transient(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     """Tell whether another try may do: the hub was busy or out of order, or the bytes did not come as they are."""
     from huggingface_hub import constants
     from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, OfflineModeIsEnabled
@@ -46,8 +54,8 @@ def is_unreachable(error: BaseException) -> bool:
     return _status(error) is None and not is_cut_off and any("Connect" in name or "Timeout" in name for name in names)
 
 
-def retry_after(error: BaseException) -> int | None:
-    """Return the seconds that an answer asks to wait for; None where it does not."""
+def _retry_after(error: BaseException) -> int | None:
+    """Return the seconds that an answer asks to wait for; None if it does not."""
     response = getattr(error, "response", None)
     text: str = response.headers.get("Retry-After", "") if response is not None else ""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
@@ -59,7 +67,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def refusal(hub_id: HubId, error: BaseException) -> str:
-    """Return in words why the hub did not give what was asked for, with the next step where there is one."""
+    """Return in words why the hub did not give what was asked for, with the next step if there is one."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -86,7 +94,7 @@ def refusal(hub_id: HubId, error: BaseException) -> str:
     if isinstance(error, HfHubHTTPError):
         if _status(error) == 401:
             return "the hub does not take the token; give another one ('hf auth login')"
-        wait = retry_after(error)
+        wait = _retry_after(error)
         return f"the hub answers with an error: {first_line(error)}{f'; it asks to wait {wait} s' if wait else ''}"
     if not isinstance(error, http_errors()):
         return f"the download failed: {first_line(error)}"
@@ -94,9 +102,28 @@ def refusal(hub_id: HubId, error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its name where it says nothing.
+    """Return the first line of what an error says, or its name if it says nothing.
 
     The query of an address is left out: that of the CDN holds a signature, which lets anyone in.
     """
     lines = str(error).strip().splitlines()
     return printable(_QUERY.sub("", lines[0])) if lines else type(error).__name__
+
+
+def wait_to_retry(what: str, error: BaseException, tries: int, waits: tuple[int, ...] = WAITS) -> bool:
+    """Sleep and return True if another try is worth it; otherwise return False at once.
+
+    Args:
+        what: What is tried, for the log.
+        error: Why the last try failed.
+        tries: How many there were.
+        waits: Seconds after each; there is one try more than these.
+    """
+    if tries > len(waits) or not _is_transient(error):
+        return False
+    wait = max(_retry_after(error) or 0, waits[tries - 1])
+    if wait > MAX_WAIT:
+        return False
+    _log.warning("%s: try %d of %d failed: %s; the next in %d s", what, tries, len(waits) + 1, first_line(error), wait)
+    time.sleep(wait)
+    return True

@@ -5,7 +5,7 @@
     models--ORG--NAME/blobs/ETAG                of a large file (LFS) the SHA-256 of its bytes
 
 The commit is the one that was listed, whatever becomes of the branch meanwhile. A large file that is new is read once
-more and held against the SHA-256 that the hub lists: the right number of bytes are not yet the right bytes, after a
+more and compared with the SHA-256 that the hub lists: the right number of bytes are not yet the right bytes, after a
 download that was resumed, or from a proxy.
 """
 
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.files import is_inside
-from ftw.hub.errors import http_errors, refusal
-from ftw.hub.retry import wait_to_retry
+from ftw.hub.errors import http_errors, refusal, wait_to_retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftw.hub.path import HubId, HubRepository
+    from ftw.hub.ids import HubId
+    from ftw.hub.repository import HubRepository
 
 _log = logging.getLogger("ftw")
 

@@ -1,7 +1,7 @@
 """HubFile: one file of a repository on the hub, read by ranges over HTTP; never fetched whole.
 
 The requests are huggingface_hub's own: its session, token and endpoint. The commit is in the address, so that
-all bytes are of one state of the repository, and every answer is held against what was asked for: a server that
+all bytes are of one state of the repository, and every answer is compared with what was asked for: a server that
 ignores ranges, or answers with other bytes or too few, is an error. An answer that is cut off is continued.
 """
 
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.files import short_repr
-from ftw.hub.errors import first_line, http_errors, refusal
-from ftw.hub.retry import wait_to_retry
+from ftw.hub.errors import first_line, http_errors, refusal, wait_to_retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 HEADER_NBYTES = 256 << 10  # of the first request: most headers of safetensors files lie within
 MAX_HEADERS_NBYTES = 64 << 20  # of all files of a checkpoint
 MAX_REQUESTS = 16  # at a time
-_MIN_HEAD_NBYTES = 16 << 10
+_MIN_HEADER_NBYTES = 16 << 10
 _CHUNK_NBYTES = 64 << 10
 _WAITS = (1, 2, 4, 8, 8)  # seconds
 _CONTENT_RANGE = re.compile(r"bytes (\d+-\d+)/(\d+|\*)")
@@ -39,12 +38,12 @@ class HubFile:
         nbytes: Its size, as the hub lists it.
     """
 
-    __slots__ = ("_head", "nbytes", "path")
+    __slots__ = ("_first", "nbytes", "path")
 
     def __init__(self, path: HubPath) -> None:
         self.path = path
         self.nbytes = path.nbytes
-        self._head = b""
+        self._first = b""
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read `nbytes` at `offset`.
@@ -70,21 +69,21 @@ class HubFile:
         if end > self.nbytes:
             problem = f"ends at byte {self.nbytes}, {end - self.nbytes} bytes short"
             raise CheckpointError(self.path, "file", problem)
-        if view and not self._head and offset < HEADER_NBYTES:
+        if view and not self._first and offset < HEADER_NBYTES:
             self.fetch_header(HEADER_NBYTES)
-        known = self._head[offset:end]
+        known = self._first[offset:end]
         view[: len(known)] = known
         if len(known) < len(view):
             self.fetch_into(offset + len(known), view[len(known) :])
 
     def fetch_header(self, nbytes: int) -> None:
         """Fetch the first bytes, up to `nbytes` of them, and keep them."""
-        head = bytearray(min(nbytes, self.nbytes))
-        self.fetch_into(0, memoryview(head))
-        self._head = bytes(head)
+        first = bytearray(min(nbytes, self.nbytes))
+        self.fetch_into(0, memoryview(first))
+        self._first = bytes(first)
 
     def fetch_into(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `offset`, by one request, and a few more where it fails or is cut off.
+        """Fill `view` with the bytes at `offset`, by one request, and a few more if it fails or is cut off.
 
         Raises:
             CheckpointError: The answer is not what was asked for.
@@ -168,7 +167,7 @@ def fetch_headers(files: Iterable[HubFile]) -> None:
     files = tuple(files)
     if len(files) < 2:
         return
-    nbytes = min(HEADER_NBYTES, max(MAX_HEADERS_NBYTES // len(files), _MIN_HEAD_NBYTES))
+    nbytes = min(HEADER_NBYTES, max(MAX_HEADERS_NBYTES // len(files), _MIN_HEADER_NBYTES))
     pool = ThreadPoolExecutor(MAX_REQUESTS, "ftw-hub")
     try:
         for _ in pool.map(lambda file: file.fetch_header(nbytes), files):
@@ -184,7 +183,7 @@ def _get(url: str, headers: dict[str, str]) -> Iterator[Any]:
 
     utils = _utils()
     all_headers = {**utils.build_hf_headers(), **headers}
-    # Its own retries differ by release, and sleep as long as the hub asks for; ours go on where an answer ended.
+    # Its own retries differ by release, and sleep as long as the hub asks for; ours continue where an answer ended.
     options: dict[str, Any] = {"headers": all_headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT, "max_retries": 0}
     if hasattr(utils, "http_stream_backoff"):
         with utils.http_stream_backoff("GET", url, **options) as response:

@@ -3,25 +3,22 @@
 A new format is a file in this room and a row in `ftw.readers.formats`. Imports: `ftw.files`, `ftw.hub`. No torch.
 """
 
-from ftw.readers.base import DerivedFile, LeftOut, Reader
-from ftw.readers.formats import open_reader
-from ftw.readers.ftw import (
+from ftw.readers.base import DerivedFile, Found, LeftOut, Reader
+from ftw.readers.formats import find, open_found, open_reader
+from ftw.readers.ftw_format import (
     ALIGNMENT,
     FORMAT_NAME,
     GGUF_METADATA_NAME,
     INDEX_NAME,
     JOURNAL_NAME,
+    MAX_OTHERS,
     OWN_NAMES,
     SHARD_NAME,
     VERSION,
-    FtwReader,
     check_gguf_metadata_size,
-    iter_content,
     read_ftw_key,
 )
-from ftw.readers.ftw_index import MAX_OTHERS
 from ftw.readers.problems import Problems
-from ftw.readers.safetensors import SafetensorsReader, listed_files
 
 __all__ = [
     "ALIGNMENT",
@@ -34,14 +31,13 @@ __all__ = [
     "SHARD_NAME",
     "VERSION",
     "DerivedFile",
-    "FtwReader",
+    "Found",
     "LeftOut",
     "Problems",
     "Reader",
-    "SafetensorsReader",
     "check_gguf_metadata_size",
-    "iter_content",
-    "listed_files",
+    "find",
+    "open_found",
     "open_reader",
     "read_ftw_key",
 ]

@@ -1,8 +1,8 @@
-"""The one seam between formats and the rest: what a reader offers once it has parsed a checkpoint's headers.
+"""The one seam between formats and the rest: what a format finds at a place, and what a reader offers of it.
 
-A reader's constructor takes a folder or a file, reads headers alone, checks every length and offset in them against the
-files, and raises `CheckpointError` where one is wrong. After that it holds no descriptor and is safe to share between
-threads.
+`Reader.find` looks at names and an index alone. The constructor reads headers and checks every length and offset in
+them against the files; it raises `CheckpointError` if one is wrong. After that a reader holds no descriptor, and
+threads may share it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from ftw.errors import CheckpointError
     from ftw.files import WeightFile
+    from ftw.hub import Place
     from ftw.tensors import Extent, TensorInfo
 
 
@@ -33,22 +35,42 @@ class DerivedFile(NamedTuple):
     read: Callable[[], Iterator[bytes]]
 
 
+class Found(NamedTuple):
+    """A checkpoint, as the names of files and an index describe it.
+
+    Attributes:
+        format: "ftw", "gguf" or "safetensors".
+        open: Returns its reader, of the place and this.
+        files: Names of the weight files, in order, relative to the folder; none if the reader finds them out.
+        is_listed: Whether an index or the user named them; otherwise they are those that the folder has.
+        left_out: What lies beside them and is not taken.
+    """
+
+    format: str
+    open: Callable[[Place, Found], Reader]
+    files: tuple[str, ...] = ()
+    is_listed: bool = False
+    left_out: tuple[LeftOut, ...] = ()
+
+
 class Reader(Protocol):
     """A checkpoint whose headers have been read.
 
     Attributes:
         format: "ftw", "gguf" or "safetensors".
-        folder: Where config.json and the other metadata files lie.
+        place: Where it was opened; config.json and the other metadata files lie there too.
         files: The files that hold the weights.
         left_out: What lies beside them and was not taken.
         warnings: What was taken one way and could have been meant another.
+        problems: Shards of an FTW that are missing, or too long or short.
     """
 
     format: ClassVar[str]
-    folder: Path
+    place: Place
     files: tuple[WeightFile, ...]
     left_out: tuple[LeftOut, ...]
     warnings: tuple[str, ...]
+    problems: tuple[CheckpointError, ...]
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -60,11 +82,9 @@ class Reader(Protocol):
         """Free key-values of the format."""
         ...
 
-    def __init__(self, path: Path) -> None: ...
-
     @staticmethod
-    def accepts(path: Path) -> bool:
-        """Tell whether a file or folder looks like this format, by names alone."""
+    def find(place: Place) -> Found | None:
+        """Return the checkpoint of this format that lies at a place; None if nothing there is called like one."""
         ...
 
     def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:
@@ -74,8 +94,12 @@ class Reader(Protocol):
     def block_order(self, tensor: TensorInfo) -> tuple[int, ...] | None:
         """Return how the bytes of each block of one of `tensors` have to be rearranged to be little-endian.
 
-        Byte i of a block comes from byte `order[i]` of the stored one; None where they lie as they are needed.
+        Byte i of a block comes from byte `order[i]` of the stored one; None if they need no rearranging.
         """
+        ...
+
+    def gguf_metadata(self) -> tuple[Mapping[str, Any], Path] | None:
+        """Return the metadata of the GGUF that this is or was made from, and the file that holds them."""
         ...
 
     def derived_files(self) -> tuple[DerivedFile, ...]:

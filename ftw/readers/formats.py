@@ -7,6 +7,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from ftw.errors import SourceNotFoundError, printable
+from ftw.hub import Place
 from ftw.readers.ftw import FtwReader
 from ftw.readers.gguf.reader import GgufReader
 from ftw.readers.safetensors import SafetensorsReader
@@ -15,26 +16,52 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ftw.readers.base import Reader
+    from ftw.readers.base import Found, Reader
 
 # Asked in this order: an FTW folder may hold safetensors side files, a GGUF one safetensors of another kind.
 READERS: dict[str, type[Reader]] = {reader.format: reader for reader in (FtwReader, GgufReader, SafetensorsReader)}
 
 
-def open_reader(path: Path) -> Reader:
-    """Open a file or folder with the first reader that accepts it.
+def find(place: Place) -> Found:
+    """Return the checkpoint that lies at a place, of the first format that knows it; no header is read.
 
     Raises:
-        SourceNotFoundError: No reader does.
+        SourceNotFoundError: No format does.
+        CheckpointError: An index is broken, files are missing, or there are several checkpoints.
+    """
+    with _collector_paused():
+        for reader in READERS.values():
+            found = reader.find(place)
+            if found is not None:
+                return found
+    kind, formats = "folder" if place.is_folder else "file", " or ".join(READERS)
+    raise SourceNotFoundError(f"{printable(str(place.path))}: checkpoint: this {kind} holds none, {formats} is needed")
+
+
+def open_found(found: Found, place: Place) -> Reader:
+    """Read the headers of a checkpoint, at the place where it was found, or to which it was fetched.
+
+    Shards of an FTW may be broken: the reader's `problems` say which.
+
+    Raises:
+        CheckpointError: Anything else is broken.
+    """
+    with _collector_paused():
+        return found.open(place, found)
+
+
+def open_reader(path: Path) -> Reader:
+    """Open a file or folder of this machine, all of it.
+
+    Raises:
+        SourceNotFoundError: It holds no checkpoint.
         CheckpointError: The checkpoint is broken.
     """
-    for reader in READERS.values():
-        if reader.accepts(path):
-            with _collector_paused():
-                return reader(path)
-    formats = " or ".join(READERS)
-    kind = "folder" if path.is_dir() else "file"
-    raise SourceNotFoundError(f"{printable(str(path))}: checkpoint: this {kind} holds none, {formats} is needed")
+    place = Place(path)
+    reader = open_found(find(place), place)
+    for problem in reader.problems:
+        raise problem
+    return reader
 
 
 @contextlib.contextmanager

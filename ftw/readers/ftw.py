@@ -5,79 +5,66 @@
     side files                 safetensors files that the index names under "side_files", found by their own headers
 
 Every tensor begins at a multiple of 4096 in the region; zeros fill it up to the next multiple. A tensor larger than a
-shard goes on in the next one. Unknown keys are kept in `metadata` and otherwise ignored.
+shard continues in the next one. Unknown keys are kept in `metadata` and otherwise ignored.
 """
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import xxhash
+
 from ftw.errors import CheckpointError, printable
-from ftw.files import short_repr
-from ftw.hub import open_named_file
-from ftw.readers.base import DerivedFile
-from ftw.readers.ftw_index import ALIGNMENT as ALIGNMENT
-from ftw.readers.ftw_index import FORMAT_NAME as FORMAT_NAME
-from ftw.readers.ftw_index import VERSION as VERSION
-from ftw.readers.ftw_index import is_plain_name, read_ftw_index
-from ftw.readers.problems import Problems
+from ftw.files import is_name_inside, short_repr
+from ftw.readers.base import DerivedFile, Found
+from ftw.readers.ftw_format import ALIGNMENT, GGUF_METADATA_NAME, INDEX_NAME, check_gguf_metadata_size, read_ftw_key
+from ftw.readers.ftw_index import read_ftw_index
+from ftw.readers.gguf.reader import read_gguf_metadata
 from ftw.readers.safetensors_header import read_safetensors_header
 from ftw.readers.tensor_budget import TensorBudget
 from ftw.sizes import align_up
 from ftw.tensors import Extent
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from ftw.files import WeightFile
+    from ftw.hub import Place
     from ftw.readers.base import LeftOut
     from ftw.tensors import TensorInfo
 
-INDEX_NAME = "freetoken_weight.json"
-GGUF_METADATA_NAME = "source_metadata.gguf"  # header and key-values of the GGUF that an FTW was made from
-MAX_GGUF_METADATA_NBYTES = 256 << 20  # of that copy, which is hashed when it is opened; a model's has some 10 MiB
-SHARD_NAME = "freetoken-{:05}.ftw"
-JOURNAL_NAME = ".ftw-journal"  # of a folder that is being written
 _CHUNK_NBYTES = 1 << 20
-# What a folder calls its own files, some also while they are being written; nothing else may have such a name.
-OWN_NAMES = re.compile(rf"freetoken-\d{{5,}}\.ftw|({re.escape(INDEX_NAME)}|{re.escape(JOURNAL_NAME)})(\.tmp)?")
 
 
 class FtwReader:
-    """An FTW checkpoint; see `ftw.readers.base.Reader`. `metadata` is the index less its two lists.
-
-    Attributes:
-        gguf_metadata: The copy of the metadata of the GGUF that it was made from, None where there is none.
-        problems: Shards that are missing or too long or short; empty unless they were to be tolerated.
-    """
+    """An FTW checkpoint; see `ftw.readers.base.Reader`. `metadata` is the index less its two lists."""
 
     format: ClassVar[str] = "ftw"
 
-    def __init__(self, path: Path, *, tolerates_broken_shards: bool = False) -> None:
-        """Read the index; with `tolerates_broken_shards` what such a shard does not hold is found out by reading it."""
-        self.folder = path if path.is_dir() else path.parent
-        self.problems = Problems(str(self.folder))
-        self._index_path = self.folder / INDEX_NAME
+    def __init__(self, place: Place, found: Found) -> None:
+        self.place = place
+        self._index_path = place.folder / INDEX_NAME
         self._budget = TensorBudget()
         index, tensors, self._shards = read_ftw_index(self._index_path, self._budget)
-        self.files = self._open_shards(index, tolerates_broken_shards=tolerates_broken_shards)
+        self._problems: list[CheckpointError] = []
+        self.files = self._open_shards(index)
+        self.problems = tuple(self._problems)
         self._shard_offsets = [shard.global_off for shard in self._shards]
         self.tensors = self._place_tensors(tensors, index["total_bytes"])
         self._file_of_side_file: dict[str, int] = {}
         self._read_side_files(index.get("side_files"))
         self.metadata: dict[str, Any] = index
-        self.gguf_metadata = _open_gguf_metadata(self.folder)
-        self.left_out: tuple[LeftOut, ...] = ()
+        self._gguf_copy = self._open_gguf_copy()
+        self.left_out: tuple[LeftOut, ...] = found.left_out
         self.warnings: tuple[str, ...] = ()
 
     @staticmethod
-    def accepts(path: Path) -> bool:
-        """Tell whether a folder has an FTW index, or the path names one."""
-        return (path / INDEX_NAME).is_file() if path.is_dir() else path.name == INDEX_NAME
+    def find(place: Place) -> Found | None:
+        """Return the FTW of a folder with an index, or of an index that the user named; it says which are its files."""
+        is_ftw = (place.folder / INDEX_NAME).is_file() if place.is_folder else place.path.name == INDEX_NAME
+        return Found(FtwReader.format, FtwReader) if is_ftw else None
 
     def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:
         """Return where the bytes of one of `tensors` lie: one run for each shard that it spans."""
@@ -98,15 +85,25 @@ class FtwReader:
     def block_order(self, tensor: TensorInfo) -> None:
         """Return None: the format is little-endian."""
 
+    def gguf_metadata(self) -> tuple[Mapping[str, Any], Path] | None:
+        """Return the copy of the metadata of the GGUF that this was made from, once it is checked against the index.
+
+        Raises:
+            CheckpointError: It is not what the index records of it, or not a GGUF.
+        """
+        copy = self._gguf_copy
+        self._check_gguf_copy(copy)
+        return None if copy is None else (read_gguf_metadata(copy), copy.path)
+
     def derived_files(self) -> tuple[DerivedFile, ...]:
-        """Return the copy of the metadata of the GGUF that this was made from, where there is one."""
-        copy = self.gguf_metadata
-        return () if copy is None else (DerivedFile(GGUF_METADATA_NAME, copy.nbytes, lambda: iter_content(copy)),)
+        """Return the copy of the metadata of the GGUF that this was made from, if there is one."""
+        copy = self._gguf_copy
+        return () if copy is None else (DerivedFile(GGUF_METADATA_NAME, copy.nbytes, lambda: _iter_content(copy)),)
 
     def _error(self, subject: str, problem: str) -> CheckpointError:
         return CheckpointError(self._index_path, subject, problem)
 
-    def _open_shards(self, index: dict[str, Any], *, tolerates_broken_shards: bool) -> tuple[WeightFile, ...]:
+    def _open_shards(self, index: dict[str, Any]) -> tuple[WeightFile, ...]:
         files: list[WeightFile] = []
         names: set[str] = set()
         position = 0
@@ -119,7 +116,7 @@ class FtwReader:
             if name in names:
                 raise self._error(subject, f"file '{printable(name)}' occurs twice, names must be unique")
             names.add(name)
-            files.append(self._open_shard(name, nbytes, is_tolerated=tolerates_broken_shards))
+            files.append(self._open_shard(name, nbytes))
             position += nbytes
         if position != index["total_bytes"]:
             raise self._error(
@@ -127,20 +124,16 @@ class FtwReader:
             )
         return tuple(files)
 
-    def _open_shard(self, name: str, nbytes: int, *, is_tolerated: bool) -> WeightFile:
+    def _open_shard(self, name: str, nbytes: int) -> WeightFile:
+        """Open a shard; one that is broken is a problem, which whoever opens the checkpoint may raise."""
         try:
-            file = open_named_file(self.folder, name)
+            file = self.place.open_file(name)
         except CheckpointError as error:
-            if not is_tolerated:
-                raise
-            self.problems.add(str(error))
-            return cast("WeightFile", _MissingFile(self.folder / name))
+            self._problems.append(error.with_traceback(None))  # whose frames would stay in memory
+            return cast("WeightFile", _MissingFile(self.place.folder / name))
         if file.nbytes != nbytes:
             problem = f"is {file.nbytes} bytes long, the index says {short_repr(nbytes)}"
-            broken = CheckpointError(file.path, "file", problem)
-            if not is_tolerated:
-                raise broken
-            self.problems.add(str(broken))
+            self._problems.append(CheckpointError(file.path, "file", problem))
         return file
 
     def _place_tensors(self, tensors: list[TensorInfo], total_bytes: int) -> dict[str, TensorInfo]:
@@ -168,10 +161,10 @@ class FtwReader:
         return placed
 
     def _read_side_files(self, names: object) -> None:
-        """Add the tensors of the side files; where the region holds one too, the region counts."""
+        """Add the tensors of the side files; if the region holds one too, the region counts."""
         if names is None:
             return
-        if not isinstance(names, list) or not all(isinstance(name, str) and is_plain_name(name) for name in names):
+        if not isinstance(names, list) or not all(_is_in_folder(name) for name in names):
             raise self._error(
                 "side_files", f"is {short_repr(names)}, a list of file names in the same folder is needed"
             )
@@ -180,7 +173,7 @@ class FtwReader:
         for name in names:
             if name in self._file_of_side_file:
                 raise self._error("side_files", f"'{printable(name)}' occurs twice, names must be unique")
-            file = open_named_file(self.folder, name)
+            file = self.place.open_file(name)
             self._file_of_side_file[name] = len(files)
             files.append(file)
             for tensor in read_safetensors_header(file, name, self._budget).tensors.values():
@@ -189,6 +182,36 @@ class FtwReader:
                     problem = f"lies in {printable(other.shard)} too, and the index does not say which one counts"
                     raise CheckpointError(file.path, tensor.name, problem)
         self.files = tuple(files)
+
+    def _open_gguf_copy(self) -> WeightFile | None:
+        if not self.place.has(GGUF_METADATA_NAME):
+            return None
+        file = self.place.open_file(GGUF_METADATA_NAME)
+        check_gguf_metadata_size(file.path, file.nbytes)
+        return file
+
+    def _check_gguf_copy(self, copy: WeightFile | None) -> None:
+        """Check the copy of a GGUF's metadata against the index, if that records it: a verdict rests on it."""
+        derived = read_ftw_key(self.metadata, "derived")
+        recorded = derived if isinstance(derived, list) else []
+        entries = [entry for entry in recorded if isinstance(entry, dict) and entry.get("name") == GGUF_METADATA_NAME]
+        if len(entries) > 1:
+            raise self._error("derived", f"'{GGUF_METADATA_NAME}' occurs {len(entries)} times, names must be unique")
+        if not entries:
+            return
+        if copy is None:
+            path = self.place.folder / GGUF_METADATA_NAME
+            raise CheckpointError(path, "file", "is missing, the index says that the checkpoint has it")
+        [entry] = entries
+        if entry.get("bytes", copy.nbytes) != copy.nbytes:
+            problem = f"is {copy.nbytes} bytes long, the index says {short_repr(entry['bytes'])}"
+            raise CheckpointError(copy.path, "file", problem)
+        hasher = xxhash.xxh3_64()
+        for piece in _iter_content(copy):
+            hasher.update(piece)
+        if hasher.hexdigest() != entry.get("xxh3_64"):
+            problem = f"checksum is {hasher.hexdigest()}, the index says {short_repr(entry.get('xxh3_64'))}"
+            raise CheckpointError(copy.path, "file", problem)
 
 
 class _MissingFile:
@@ -206,37 +229,11 @@ class _MissingFile:
         raise CheckpointError(self.path, "file", f"is missing, {nbytes} bytes of it at {offset} are needed")
 
 
-def _open_gguf_metadata(folder: Path) -> WeightFile | None:
-    """Return the copy of a GGUF's metadata in a folder; a link to nothing is a broken checkpoint, not one without."""
-    path = folder / GGUF_METADATA_NAME
-    if not (path.exists() or path.is_symlink()):
-        return None
-    file = open_named_file(folder, GGUF_METADATA_NAME)
-    check_gguf_metadata_size(file.path, file.nbytes)
-    return file
+def _is_in_folder(name: object) -> bool:
+    return isinstance(name, str) and is_name_inside(name, is_flat=True)
 
 
-def check_gguf_metadata_size(path: str | os.PathLike[str], nbytes: int) -> None:
-    """Check that the copy of a GGUF's metadata is not larger than a reader takes.
-
-    Raises:
-        CheckpointError: It is.
-    """
-    if nbytes > MAX_GGUF_METADATA_NBYTES:
-        problem = f"metadata take {nbytes} bytes, at most {MAX_GGUF_METADATA_NBYTES} are allowed"
-        raise CheckpointError(path, "file", problem)
-
-
-def read_ftw_key(metadata: Mapping[str, Any], key: str) -> Any:
-    """Return what an index says under a key of ours, unchecked; None where it says nothing, and of other formats.
-
-    Those have no objects among their metadata.
-    """
-    own = metadata.get("ftw")
-    return own.get(key) if isinstance(own, dict) else None
-
-
-def iter_content(file: WeightFile) -> Iterator[bytes]:
+def _iter_content(file: WeightFile) -> Iterator[bytes]:
     """Yield the bytes of a file, at most 1 MiB at a time."""
     for offset in range(0, file.nbytes, _CHUNK_NBYTES):
         yield file.read(offset, min(_CHUNK_NBYTES, file.nbytes - offset))

@@ -1,4 +1,4 @@
-"""The index of an FTW folder, freetoken_weight.json: what it says by itself, before it is held against the shards.
+"""The index of an FTW folder, freetoken_weight.json: what it says by itself, before it is compared with the shards.
 
     format, version, align, shard_limit, total_bytes     "freetoken_weight", 1, 4096, and two numbers of bytes
     tensors                                              a list of objects, see `_parse_tensor`
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
-from ftw.files import JsonStream, are_counts, is_count, json_type, open_json_file, short_repr
+from ftw.files import JsonStream, are_counts, is_count, is_name_inside, json_type, open_json_file, short_repr
+from ftw.readers.ftw_format import ALIGNMENT, FORMAT_NAME, KINDS, MAX_OTHERS, VERSION
 from ftw.readers.tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES, TensorBudget
 from ftw.tensors import TensorInfo
 
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-FORMAT_NAME = "freetoken_weight"
-VERSION = 1
-ALIGNMENT = 4096
-KINDS = ("weight", "experts_bank")
-_MAX_NAME_NBYTES = 255  # of a file, by Linux
-MAX_OTHERS = 2 << 20  # characters
 _SHARD_NBYTES = 2048  # with its open file, or the error about it
 _VALUE_NBYTES = 26  # of each character of a value, where they are "[],[],"
 _MAX_NUMBER = (1 << 63) - 1
@@ -77,13 +72,6 @@ def read_ftw_index(path: Path, budget: TensorBudget | None = None) -> FtwIndex:
         stream.finish()
     index.check()
     return FtwIndex(index.header, index.tensors, index.shards)
-
-
-def is_plain_name(name: str) -> bool:
-    """Tell whether a name from an index is that of a file in the same folder."""
-    if not name or not name.isprintable() or len(os.fsencode(name)) > _MAX_NAME_NBYTES:
-        return False
-    return not {"/", "\\"} & set(name) and name not in (".", "..")
 
 
 class _Index:
@@ -169,7 +157,7 @@ class _Index:
     def _parse_shard(self, number: int, entry: dict[str, Any]) -> ShardEntry:
         name, offset, nbytes = entry.get("file"), entry.get("global_off"), entry.get("nbytes")
         subject = f"shard {number}"
-        if not isinstance(name, str) or not is_plain_name(name):
+        if not isinstance(name, str) or not is_name_inside(name, is_flat=True):
             raise self._error(subject, f"file is {short_repr(name)}, the name of a file in the same folder is needed")
         if not _is_number(offset):
             raise self._error(subject, f"global_off is {short_repr(offset)}, a number of bytes is needed")
@@ -219,7 +207,7 @@ class _Index:
         )
 
     def _shape(self, name: str, entry: dict[str, Any], key: str) -> tuple[int, ...] | None:
-        """Return a list of sizes, None where there is none."""
+        """Return a list of sizes, None if there is none."""
         shape = entry.get(key)
         if shape is None:
             return None

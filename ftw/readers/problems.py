@@ -13,7 +13,7 @@ MAX_LINES = 10_000
 
 
 class Problems:
-    """Lines that tell what is wrong with a checkpoint: the first 10,000 of them, and how many more there were."""
+    """Lines that say what is wrong with a checkpoint: the first 10,000 of them, and how many more there were."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -21,7 +21,7 @@ class Problems:
         self._count = 0
 
     def add(self, line: str) -> None:
-        """Add one; what is no printable character becomes an escape."""
+        """Add one; what cannot be printed becomes an escape."""
         self._count += 1
         if len(self._lines) < MAX_LINES:
             self._lines.append(line if line.isprintable() else ascii(line)[1:-1])
@@ -32,7 +32,7 @@ class Problems:
             self.add(line)
 
     def lines(self) -> tuple[str, ...]:
-        """Return the lines; where some were left out, the last one tells how many."""
+        """Return the lines; if some were left out, the last one says how many."""
         left = self._count - len(self._lines)
         last = (f"{printable(self._source)}: problems: {left} more are not listed",) if left else ()
         return (*self._lines, *last)

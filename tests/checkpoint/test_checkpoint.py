@@ -1,4 +1,3 @@
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +6,6 @@ import torch
 from builders import llama_config, llama_tensors, safetensors_bytes, tensor_entry, write_checkpoint
 
 import ftw
-from ftw.checkpoint.checkpoint import _swap_blocks
 from ftw.files.parallel_read import Part, read_parts
 from ftw.ggml_types import ggml_types_by_name, swapped_block
 
@@ -144,7 +142,7 @@ def test_big_endian_blocks_are_rearranged_wherever_a_read_begins(
 ) -> None:
     order = swapped_block(ggml_types_by_name()[name])
     assert order is not None
-    monkeypatch.setattr("ftw.checkpoint.checkpoint._SWAP_NBYTES", 3 * len(order) + 1)
+    monkeypatch.setattr("ftw.readers.gguf.byte_order._SWAP_NBYTES", 3 * len(order) + 1)
     count = 1024 // len(order) * len(order)
     stored = llama_tensors()[TABLE].view(torch.uint8).numpy().tobytes()[:count]
     blocks = [stored[start : start + len(order)] for start in range(0, count, len(order))]
@@ -157,19 +155,6 @@ def test_big_endian_blocks_are_rearranged_wherever_a_read_begins(
                 buffer = bytearray(b"x" * nbytes)
                 checkpoint.read_into(TABLE, buffer, offset=offset)
                 assert buffer == expected[offset : offset + nbytes]
-
-
-def test_rearranging_takes_no_second_buffer() -> None:
-    table = bytearray(content(32 << 20))
-    order = swapped_block(ggml_types_by_name()["F32"])
-    assert order is not None
-    tracemalloc.start()
-    try:
-        _swap_blocks(memoryview(table), order)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
-    assert table == np.frombuffer(content(32 << 20), ">u4").astype("<u4").tobytes()
 
 
 def test_unknown_tensor_is_named(source: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import ftw
 from ftw.checkpoint.config import ModelConfig, parse_model_config, read_model_config
+from ftw.hub import Place
 
 
 def parse(**raw: Any) -> ModelConfig:
@@ -147,14 +148,14 @@ def test_layers_that_keep_keys_and_values(raw: dict[str, Any], expected: int | N
 
 
 def test_folder_without_config_tells_nothing(tmp_path: Path) -> None:
-    assert read_model_config(tmp_path) == ModelConfig()
-    assert not read_model_config(tmp_path).is_present
+    assert read_model_config(Place(tmp_path)) == ModelConfig()
+    assert not read_model_config(Place(tmp_path)).is_present
 
 
 def test_config_is_read_from_its_folder(tmp_path: Path) -> None:
     raw = {"architectures": ["A"], "vocab_size": 7, "unknown": {"a": [1]}}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    config = read_model_config(tmp_path)
+    config = read_model_config(Place(tmp_path))
     assert (config.architecture, config.vocab_size, config.raw) == ("A", 7, raw)
 
 
@@ -162,26 +163,26 @@ def test_config_is_read_from_its_folder(tmp_path: Path) -> None:
 def test_broken_config_is_refused_with_its_path(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ftw.CheckpointError) as caught:
-        read_model_config(tmp_path)
+        read_model_config(Place(tmp_path))
     assert caught.value.path == str(tmp_path / "config.json")
 
 
 def test_infinity_is_read_as_nemotron_h_writes_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nemotron_h", "time_step_limit": [0.0, Infinity]}')
-    assert read_model_config(tmp_path).model_type == "nemotron_h"
+    assert read_model_config(Place(tmp_path)).model_type == "nemotron_h"
 
 
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "9" * 4000, str(1 << 48)], ids=["e400", "4000_digits", "2_to_48"])
 def test_number_that_no_model_has_is_not_taken(tmp_path: Path, value: str) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": "llama", "num_hidden_layers": {value}}}')
-    assert read_model_config(tmp_path).num_layers is None
+    assert read_model_config(Place(tmp_path)).num_layers is None
 
 
 @pytest.mark.parametrize("target", ["nowhere", "config.json"], ids=["dangling", "looping"])
 def test_link_to_nothing_is_not_an_absent_config(tmp_path: Path, target: str) -> None:
     (tmp_path / "config.json").symlink_to(target)
     with pytest.raises(ftw.CheckpointError, match="is missing"):
-        read_model_config(tmp_path)
+        read_model_config(Place(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gguf_builder import ARCHITECTURE, gguf_bytes, kv, write_gguf
 import ftw
 from ftw.checkpoint.config import ModelConfig
 from ftw.checkpoint.gguf_config import parse_gguf_config
+from ftw.files import WeightFile
 from ftw.readers.gguf.reader import read_gguf_metadata
 
 U32, U64, I32, F32, STRING = (
@@ -32,7 +33,7 @@ def config_of(
     keys = {f"{architecture}.{key}": value for key, value in facts.items()} | (others or {})
     kvs = {key: value if isinstance(value, tuple) else (_kind(value), value) for key, value in keys.items()}
     path = write_gguf(folder / "m.gguf", {}, kvs, architecture=architecture)
-    return parse_gguf_config(read_gguf_metadata(path), path)
+    return parse_gguf_config(read_gguf_metadata(WeightFile(path)), path)
 
 
 def _kind(value: Any) -> GGUFValueType:
@@ -188,7 +189,7 @@ def test_fact_of_a_wrong_type_or_size_is_none(tmp_path: Path, key: str, wrong: A
 
 def _empty_array(folder: Path, key: str) -> dict[str, Any]:
     (folder / "m.gguf").write_bytes(gguf_bytes(kvs=[ARCHITECTURE, kv(key, "array", ("u32", []))]))
-    return read_gguf_metadata(folder / "m.gguf")
+    return read_gguf_metadata(WeightFile(folder / "m.gguf"))
 
 
 @pytest.mark.parametrize("kind", [GGUFValueType.UINT8, GGUFValueType.UINT16, I32, U64, GGUFValueType.INT64], ids=str)

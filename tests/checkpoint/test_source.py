@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from builders import llama_config, llama_tensors, write_checkpoint
+from inspecting import opened_path
 
 import ftw
-from ftw.checkpoint.source import locate_source, resolve_source
 from ftw.errors import SourceNotFoundError
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -37,7 +37,7 @@ def hub_cache(tmp_path, monkeypatch) -> Path:
 
 
 def test_source_finds_a_hub_id_in_the_cache(hub_cache):
-    assert resolve_source("org/name") == hub_cache / "models--org--name" / "snapshots" / REVISION
+    assert opened_path("org/name") == hub_cache / "models--org--name" / "snapshots" / REVISION
     report = ftw.inspect("org/name")
     assert (report.source, report.num_tensors) == ("org/name", 4)
 
@@ -50,7 +50,7 @@ def test_source_finds_a_hub_id_in_the_cache(hub_cache):
 def test_source_finds_a_revision_or_a_file_of_a_hub_id_in_the_cache(hub_cache, name):
     inside = "model.safetensors" if name.endswith("model.safetensors") else ""
     snapshot = hub_cache / "models--org--name" / "snapshots" / REVISION
-    assert resolve_source(name) == locate_source(name) == snapshot / inside
+    assert opened_path(name) == opened_path(name, headers_only=True) == snapshot / inside
     report = ftw.inspect(name)
     assert (report.source, report.num_tensors) == (name, 4)
 
@@ -58,7 +58,7 @@ def test_source_finds_a_revision_or_a_file_of_a_hub_id_in_the_cache(hub_cache, n
 @pytest.mark.parametrize("name", ["org/name@v2", "org/name/absent.gguf"], ids=["revision", "file"])
 def test_source_says_what_the_cache_does_not_hold(hub_cache, name):
     with pytest.raises(SourceNotFoundError, match=r"(not|nor) in the local hub cache") as caught:
-        resolve_source(name)
+        opened_path(name)
     assert str(caught.value).startswith(f"{name}: ")
     assert str(caught.value).endswith("the hub cannot be reached: HF_HUB_OFFLINE is set")
 
@@ -74,7 +74,7 @@ def test_source_converts_a_hub_id(hub_cache, tmp_path):
 
 def test_source_prefers_a_path_to_a_hub_id(hub_cache, tmp_path):
     write_checkpoint(tmp_path / "org" / "name", llama_tensors(head=False), llama_config())
-    assert resolve_source("org/name") == Path("org/name")
+    assert opened_path("org/name") == Path("org/name")
     assert ftw.inspect("org/name").num_tensors == 3
 
 
@@ -101,14 +101,14 @@ def test_source_refuses_what_the_hub_would_not_name_so_on_one_line(hub_cache, na
 )  # fmt: skip
 def test_source_says_that_a_path_is_not_there(hub_cache, name):
     with pytest.raises(SourceNotFoundError, match="path: does not exist, a file, a folder or a hub id is needed") as e:
-        resolve_source(name)
+        opened_path(name)
     assert str(e.value).isprintable()
     assert isinstance(e.value, FileNotFoundError)
 
 
 def test_source_takes_a_path_object_for_a_path(hub_cache):
     with pytest.raises(SourceNotFoundError, match="path: does not exist"):
-        resolve_source(Path("org/name"))
+        opened_path(Path("org/name"))
 
 
 def test_source_that_holds_no_checkpoint_is_named(hub_cache, tmp_path):

@@ -18,7 +18,7 @@ from inspecting import stored_bytes
 import ftw
 from ftw.conversion.writing.chunk_reader import ChunkReader
 from ftw.ggml_types import PACKED_TYPES, ggml_types_by_name
-from ftw.readers.gguf.reader import GgufReader
+from ftw.readers import open_reader
 
 TABLE, HEAD = "token_embd.weight", "output.weight"
 INDEX, COPY, KEY = "freetoken_weight.json", "source_metadata.gguf", "freetoken.output_weight_present"
@@ -137,7 +137,7 @@ def test_table_of_every_type_goes_the_whole_way(tmp_path: Path, name: str, order
 def test_region_holds_the_files_own_bytes(tmp_path: Path, order: GGUFEndian) -> None:
     source = write_model(tmp_path / "src", order=order)
     ftw.convert(source, tmp_path / "out")
-    whole, reader = (source / "m.gguf").read_bytes(), GgufReader(source)
+    whole, reader = (source / "m.gguf").read_bytes(), open_reader(source)
     with ftw.open_checkpoint(tmp_path / "out") as checkpoint:
         for name in (TABLE, HEAD, "blk.0.ffn_up_exps.weight"):
             tensor = reader.tensors[name]
@@ -188,7 +188,7 @@ def test_copy_of_the_metadata_is_the_source_byte_for_byte(tmp_path: Path) -> Non
     source = write_model(tmp_path / "src")
     ftw.convert(source, tmp_path / "out")
     whole, copy = (source / "m.gguf").read_bytes(), (tmp_path / "out" / COPY).read_bytes()
-    end = GgufReader(source).metadata_end
+    end = open_reader(source).metadata_end
     assert copy[:8] == whole[:8]
     assert copy[8:24] == bytes(8) + (int.from_bytes(whole[16:24], "little") + 1).to_bytes(8, "little")
     assert copy[24:end] == whole[24:end]
@@ -376,7 +376,7 @@ def test_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     if where == "copy":
-        monkeypatch.setattr("ftw.readers.gguf.reader._gguf_copy._iter_copy", fail)
+        monkeypatch.setattr("ftw.readers.gguf.metadata_copy._iter_copy", fail)
     else:
         monkeypatch.setattr(ChunkReader, "read", fail)
     with pytest.raises(OSError, match="Input/output error"):

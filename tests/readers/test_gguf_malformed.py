@@ -9,7 +9,6 @@ from malformed_gguf import DATA, FILES, GOOD, WIDE, keyed, nested_arrays
 
 from ftw import CheckpointError
 from ftw.readers import open_reader
-from ftw.readers.gguf.reader import GgufReader
 
 
 @pytest.mark.parametrize(("content", "problem"), FILES.values(), ids=FILES)
@@ -57,21 +56,21 @@ BOUNDS = {
 def test_file_at_the_bounds_is_read(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(content)
-    assert GgufReader(file).metadata["general.architecture"] == "llama"
+    assert open_reader(file).metadata["general.architecture"] == "llama"
 
 
 def test_array_with_a_bool_of_2_is_refused_when_it_is_read(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(keyed(kv("k", "array", ("bool", [0, 1, 2]))))
     with pytest.raises(CheckpointError, match="k: holds a bool of 2, 0 or 1 is needed") as caught:
-        GgufReader(file).metadata["k"].read()
+        open_reader(file).metadata["k"].read()
     assert_names_file(caught.value, file)
 
 
 def test_array_of_a_file_that_was_replaced_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(keyed(kv("k", "array", ("u8", [1]))))
-    array = GgufReader(file).metadata["k"]
+    array = open_reader(file).metadata["k"]
     file.write_bytes(keyed(kv("other", "array", ("u8", [1]))))
     with pytest.raises(CheckpointError, match="changed while it was being read"):
         array.read()
@@ -80,4 +79,4 @@ def test_array_of_a_file_that_was_replaced_is_refused(tmp_path: Path) -> None:
 def test_type_that_is_not_f32_is_checked_by_its_own_size(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(gguf_bytes([entry(sizes=(32, 2), code=Q8_0), entry("u", offset=96, code=F32)], bytes(128)))
-    assert [tensor.nbytes for tensor in GgufReader(file).tensors.values()] == [68, 32]
+    assert [tensor.nbytes for tensor in open_reader(file).tensors.values()] == [68, 32]

@@ -36,11 +36,12 @@ from hypothesis import strategies as st
 from inspecting import assert_names_file
 
 from ftw import CheckpointError, SourceNotFoundError
+from ftw.files import WeightFile
 from ftw.ggml_types import PACKED_TYPES, ggml_types, ggml_types_by_name
+from ftw.hub import Place
 from ftw.readers import open_reader
 from ftw.readers.gguf.metadata import MetadataArray
 from ftw.readers.gguf.reader import GgufReader, read_gguf_metadata
-from ftw.readers.safetensors import SafetensorsReader
 from ftw.tensors import Extent, TensorInfo
 
 GOLDEN = (
@@ -72,7 +73,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write(folder: Path, content: bytes, name: str = "model.gguf") -> GgufReader:
     """Write a file and open it."""
     (folder / name).write_bytes(content)
-    return GgufReader(folder / name)
+    return open_reader(folder / name)
 
 
 def scaled_blocks(name: str, rows: int = 64) -> Blocks:
@@ -96,7 +97,7 @@ def bfloat16(rows: int = 64) -> Blocks:
 
 def test_golden_file_is_read_field_by_field(tmp_path: Path) -> None:
     reader = write(tmp_path, GOLDEN, "golden.gguf")
-    assert (reader.format, reader.folder, reader.left_out, reader.byte_order) == ("gguf", tmp_path, (), "<")
+    assert (reader.format, reader.place.folder, reader.left_out, reader.byte_order) == ("gguf", tmp_path, (), "<")
     assert list(reader.tensors.values()) == [
         TensorInfo("f", "F32", (3,), 192, 12, "golden.gguf"),
         TensorInfo("q", "U8", (2, 34), 224, 68, "golden.gguf", ggml_type="Q8_0", logical_shape=(2, 32)),
@@ -168,10 +169,10 @@ def test_library_written_type_reads_equal(tmp_path: Path, name: str, order: GGUF
         with pytest.raises(
             CheckpointError, match=f"matrix: is {name} in big-endian order, which ftw cannot rear"
         ) as caught:
-            GgufReader(path)
+            open_reader(path)
         assert_names_file(caught.value, path)
         return
-    reader = GgufReader(path)
+    reader = open_reader(path)
     assert_equals_library(reader, gguf.GGUFReader(path))
     assert list(reader.tensors) == ["first", "matrix", "last"]
     assert little_endian(reader, "first") == tensors["first"].tobytes()
@@ -187,7 +188,7 @@ def test_library_written_shapes_read_slowest_first(tmp_path: Path) -> None:
         "four": np.arange(120, dtype=np.int8).reshape(2, 3, 4, 5),
         "experts": Blocks(np.arange(2 * 3 * 34, dtype=np.uint8).reshape(2, 3, 34), GGMLQuantizationType.Q8_0),
     }
-    reader = GgufReader(write_gguf(tmp_path / "m.gguf", tensors))
+    reader = open_reader(write_gguf(tmp_path / "m.gguf", tensors))
     assert [tensor.shape for tensor in reader.tensors.values()] == [(5,), (2, 3, 4), (2, 3, 4, 5), (2, 3, 34)]
     assert reader.tensors["experts"].logical_shape == (2, 3, 32)
 
@@ -206,7 +207,7 @@ def test_library_written_metadata_reads_equal(tmp_path: Path, order: GGUFEndian)
         "one": [7], "nested": [[1, 2], [3]], "deep": [[["a"], ["b", "c"]], [["d"]]],
     }  # fmt: skip
     kvs = {**scalars, **{key: (kinds.ARRAY, content) for key, content in arrays.items()}}
-    reader = GgufReader(write_gguf(tmp_path / "m.gguf", {"t": np.zeros(3, np.float32)}, kvs, order=order))
+    reader = open_reader(write_gguf(tmp_path / "m.gguf", {"t": np.zeros(3, np.float32)}, kvs, order=order))
     for key, (_, content) in scalars.items():
         assert (reader.metadata[key], type(reader.metadata[key])) == (content, type(content))
     for key, content in arrays.items():
@@ -258,7 +259,7 @@ def test_arrays_are_not_kept_in_memory(tmp_path: Path) -> None:
     path.write_bytes(gguf_bytes([entry()], bytes(32), kvs=kvs))
     assert path.stat().st_size > 10 << 20
     tracemalloc.start()
-    reader = GgufReader(path)
+    reader = open_reader(path)
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 8 << 20
@@ -312,7 +313,7 @@ def test_file_of_a_vocabulary_alone_is_read(tmp_path: Path) -> None:
 def test_metadata_of_a_file_whose_data_are_missing_are_read(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(GOLDEN[:192])
-    metadata = read_gguf_metadata(path)
+    metadata = read_gguf_metadata(WeightFile(path))
     assert (metadata["general.architecture"], metadata["k"].read()) == ("llama", ["a", ""])
 
 
@@ -332,7 +333,7 @@ def turned(blocks: Blocks, name: str) -> Blocks:
 def test_big_endian_blocks_are_rearranged_field_by_field(tmp_path: Path, name: str) -> None:
     blocks = scaled_blocks(name)
     tensors = {"t": turned(blocks, name), "other": turned(scaled_blocks("Q8_0"), "Q8_0")}
-    reader = GgufReader(write_gguf(tmp_path / "m.gguf", tensors, order=BIG))
+    reader = open_reader(write_gguf(tmp_path / "m.gguf", tensors, order=BIG))
     assert little_endian(reader, "t") == blocks.data.tobytes()
     assert (reader.block_order(reader.tensors["t"]) is None) == (not PACKED_TYPES[name])
 
@@ -346,12 +347,12 @@ def test_big_endian_file_by_the_packages_own_script_is_rearranged(
         "F16": np.arange(6, dtype=np.float16),
         "BF16": bfloat16(),
     }
-    little = GgufReader(write_gguf(tmp_path / "little.gguf", tensors, {"k": (GGUFValueType.ARRAY, ["a", "bc"])}))
+    little = open_reader(write_gguf(tmp_path / "little.gguf", tensors, {"k": (GGUFValueType.ARRAY, ["a", "bc"])}))
     path = Path(shutil.copy(tmp_path / "little.gguf", tmp_path / "big.gguf"))
     monkeypatch.setattr("builtins.input", lambda prompt: "YES")
     monkeypatch.setattr(gguf_convert_endian, "tqdm", lambda iterable, **_: _Silent(iterable))
     gguf_convert_endian.convert_byteorder(gguf.GGUFReader(path, "r+"), Namespace(order="big", dry_run=False))
-    big = GgufReader(path)
+    big = open_reader(path)
     assert (big.byte_order, big.metadata["k"].read()) == (">", ["a", "bc"])
     for name in tensors:
         assert little_endian(big, name) == stored(little, name)
@@ -366,7 +367,7 @@ class _Silent(list[Any]):
 @pytest.mark.parametrize("name", [name for name in PACKED_TYPES if name not in ("IQ1_M", "MXFP4", "NVFP4")])
 def test_blocks_that_the_packages_writer_left_little_endian_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
     tensors = {"packed": scaled_blocks(name), "norm": np.arange(6, dtype=np.float32), "half": bfloat16()}
-    reader = GgufReader(write_gguf(tmp_path / "m.gguf", tensors, order=BIG))
+    reader = open_reader(write_gguf(tmp_path / "m.gguf", tensors, order=BIG))
     assert [reader.block_order(reader.tensors[name]) for name in tensors] == [None, (3, 2, 1, 0), None]
     assert little_endian(reader, "packed") == tensors["packed"].data.tobytes()
     assert little_endian(reader, "norm") == tensors["norm"].tobytes()
@@ -374,14 +375,14 @@ def test_blocks_that_the_packages_writer_left_little_endian_are_taken_as_they_ar
 
 def test_little_endian_blocks_speak_for_types_without_a_scale(tmp_path: Path) -> None:
     tensors = {"scaled": scaled_blocks("Q8_0"), "bare": random_blocks(TYPES["IQ1_M"])}
-    reader = GgufReader(write_gguf(tmp_path / "m.gguf", tensors, order=BIG))
+    reader = open_reader(write_gguf(tmp_path / "m.gguf", tensors, order=BIG))
     assert reader.block_order(reader.tensors["bare"]) is None
 
 
 def test_bf16_is_judged_apart_from_packed_blocks(tmp_path: Path) -> None:
     half = bfloat16()
     other = Blocks(np.ascontiguousarray(half.data.reshape(-1, 2)[:, ::-1]).reshape(half.data.shape), half.ggml_type)
-    reader = GgufReader(write_gguf(tmp_path / "m.gguf", {"q": scaled_blocks("Q4_0"), "half": other}, order=BIG))
+    reader = open_reader(write_gguf(tmp_path / "m.gguf", {"q": scaled_blocks("Q4_0"), "half": other}, order=BIG))
     assert [reader.block_order(reader.tensors[name]) for name in ("q", "half")] == [None, (1, 0)]
     assert little_endian(reader, "half") == half.data.tobytes()
 
@@ -404,14 +405,14 @@ def test_bf16_of_unusual_weights_is_told_apart(tmp_path: Path, weights: np.ndarr
     halves = np.ascontiguousarray(weights.astype("<f4").view("<u2").reshape(64, 64, 2)[..., 1])
     data = (halves.byteswap() if is_turned else halves).view(np.uint8)
     path = write_gguf(tmp_path / "m.gguf", {"t": Blocks(data, GGMLQuantizationType.BF16)}, order=BIG)
-    assert little_endian(GgufReader(path), "t") == halves.tobytes()
+    assert little_endian(open_reader(path), "t") == halves.tobytes()
 
 
 @pytest.mark.parametrize("constant", [0, 1.0, 0.0078125], ids=["zero", "one", "power-of-two"])
 def test_uniform_bf16_is_taken_as_big_endian(tmp_path: Path, constant: float) -> None:
     halves = np.full((64, 64), constant, "<f4").view("<u2").reshape(64, 64, 2)[..., 1]
     data = np.ascontiguousarray(halves).byteswap().view(np.uint8)
-    reader = GgufReader(write_gguf(tmp_path / "m.gguf", {"t": Blocks(data, GGMLQuantizationType.BF16)}, order=BIG))
+    reader = open_reader(write_gguf(tmp_path / "m.gguf", {"t": Blocks(data, GGMLQuantizationType.BF16)}, order=BIG))
     assert reader.block_order(reader.tensors["t"]) == (1, 0)
 
 
@@ -419,12 +420,12 @@ def test_blocks_that_do_not_tell_are_taken_as_they_are(tmp_path: Path) -> None:
     blocks = scaled_blocks("Q8_0")
     few = Blocks(blocks.data[:31, :34], blocks.ggml_type)
     for undecided in (few, random_blocks(TYPES["Q8_0"]), random_blocks(TYPES["MXFP4"])):
-        reader = GgufReader(write_gguf(tmp_path / "m.gguf", {"t": undecided}, order=BIG))
+        reader = open_reader(write_gguf(tmp_path / "m.gguf", {"t": undecided}, order=BIG))
         assert reader.block_order(reader.tensors["t"]) is None
 
 
 def test_bytes_have_no_order(tmp_path: Path) -> None:
-    reader = GgufReader(write_gguf(tmp_path / "m.gguf", {"t": np.arange(3, dtype=np.int8)}, order=BIG))
+    reader = open_reader(write_gguf(tmp_path / "m.gguf", {"t": np.arange(3, dtype=np.int8)}, order=BIG))
     assert reader.block_order(reader.tensors["t"]) is None
 
 
@@ -439,7 +440,7 @@ def test_one_file_is_a_checkpoint(tmp_path: Path, name: str) -> None:
     (tmp_path / "README.md").write_text("text")
     for source in (tmp_path, tmp_path / name):
         reader = open_reader(source)
-        assert (reader.format, reader.folder, reader.left_out) == ("gguf", tmp_path, ())
+        assert (reader.format, reader.place.folder, reader.left_out) == ("gguf", tmp_path, ())
         assert [file.path for file in reader.files] == [tmp_path / name]
 
 
@@ -457,7 +458,7 @@ def test_one_file_is_a_checkpoint(tmp_path: Path, name: str) -> None:
 def test_stray_file_is_left_out_and_reported(tmp_path: Path, stray: str, reason: str) -> None:
     for name in ("model.gguf", stray):
         (tmp_path / name).write_bytes(FILE)
-    reader = GgufReader(tmp_path)
+    reader = open_reader(tmp_path)
     assert [file.path.name for file in reader.files] == ["model.gguf"]
     assert reader.left_out == (("file", stray, reason),)
 
@@ -471,7 +472,7 @@ def test_stray_file_alone_is_taken(tmp_path: Path) -> None:
 def test_stray_file_is_taken_when_it_is_named(tmp_path: Path) -> None:
     for name in ("model.gguf", "mtp-model.gguf"):
         (tmp_path / name).write_bytes(FILE)
-    assert GgufReader(tmp_path / "mtp-model.gguf").files[0].path.name == "mtp-model.gguf"
+    assert open_reader(tmp_path / "mtp-model.gguf").files[0].path.name == "mtp-model.gguf"
 
 
 @pytest.mark.parametrize(
@@ -503,9 +504,8 @@ def test_file_in_a_subfolder_does_not_count(tmp_path: Path) -> None:
 def test_folder_with_a_safetensors_checkpoint_is_not_gguf(tmp_path: Path, name: str) -> None:
     for file in (name, "model.gguf"):
         (tmp_path / file).write_bytes(FILE)
-    assert not GgufReader.accepts(tmp_path)
-    assert SafetensorsReader.accepts(tmp_path)
-    assert GgufReader.accepts(tmp_path / "model.gguf")
+    assert GgufReader.find(Place(tmp_path)) is None
+    assert GgufReader.find(Place(tmp_path / "model.gguf")).files == ("model.gguf",)
 
 
 def test_folder_called_like_a_file_is_refused(tmp_path: Path) -> None:
@@ -600,7 +600,7 @@ def assert_on_one_line(error: CheckpointError, path: Path) -> None:
 def test_mutated_file_is_refused_or_wholly_readable(scratch: Path, content: bytes) -> None:
     scratch.write_bytes(content)
     try:
-        reader = GgufReader(scratch)
+        reader = open_reader(scratch)
     except CheckpointError as error:
         assert_on_one_line(error, scratch)
         return

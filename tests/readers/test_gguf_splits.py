@@ -53,7 +53,7 @@ def test_library_written_shards_are_one_checkpoint(
             name: array.tobytes() for name, array in ARRAYS.items()
         }
         assert list(reader.tensors) == list(ARRAYS)
-        assert (reader.folder, reader.left_out, reader.header_file) == (tmp_path, (), reader.files[0])
+        assert (reader.place.folder, reader.left_out, reader.header_file) == (tmp_path, (), reader.files[0])
         assert reader.metadata["general.architecture"] == "llama"
         assert reader.metadata["split.no"] == 0
     assert [reader.tensors[f"t{number}"].shard for number in (0, 4)] == [names[small_first], names[-1]]
@@ -62,7 +62,7 @@ def test_library_written_shards_are_one_checkpoint(
 def test_library_written_packed_shards_read_equal(tmp_path: Path) -> None:
     tensors = {str(number): random_blocks(GGMLQuantizationType.Q4_K, seed=number) for number in range(5)}
     write_gguf(tmp_path / "m.gguf", tensors, alignment=128, split_max_tensors=1)
-    reader = GgufReader(tmp_path)
+    reader = open_reader(tmp_path)
     assert len(reader.files) == 5
     assert {name: stored(reader, name) for name in reader.tensors} == {
         name: blocks.data.tobytes() for name, blocks in tensors.items()
@@ -96,17 +96,17 @@ def _second_shard(alignment: int, padding: int, own: int | None = None) -> Calla
 )
 def test_shard_begins_its_data_where_they_fill_the_file(tmp_path: Path, write: Callable[[Path], None]) -> None:
     write(tmp_path)
-    assert stored(GgufReader(tmp_path), "b") == b"b" * 48
+    assert stored(open_reader(tmp_path), "b") == b"b" * 48
 
 
 def test_shard_whose_data_fill_the_file_under_no_alignment_is_refused(tmp_path: Path) -> None:
     _second_shard(32, 7)(tmp_path)
     with pytest.raises(CheckpointError, match="under neither 64 nor 32 the data fill the file"):
-        GgufReader(tmp_path)
+        open_reader(tmp_path)
 
 
 def test_set_that_the_broken_ones_differ_from_is_read(tmp_path: Path) -> None:
-    reader = GgufReader(write_set(tmp_path)[1])
+    reader = open_reader(write_set(tmp_path)[1])
     assert {name: stored(reader, name) for name in reader.tensors} == {f"t{n}": bytes([n]) * 32 for n in range(3)}
 
 
@@ -135,7 +135,7 @@ def test_shards_in_each_others_place_are_refused(tmp_path: Path) -> None:
     paths[2].rename(paths[1])
     (tmp_path / "kept").rename(paths[2])
     with pytest.raises(CheckpointError, match=r"split\.no: is 2, 1 is needed") as caught:
-        GgufReader(tmp_path)
+        open_reader(tmp_path)
     assert_names_file(caught.value, paths[1])
 
 
@@ -143,7 +143,7 @@ def test_shard_twice_is_refused(tmp_path: Path) -> None:
     paths = write_set(tmp_path)
     shutil.copy(paths[1], paths[2])
     with pytest.raises(CheckpointError, match=r"split\.no: is 1, 2 is needed") as caught:
-        GgufReader(tmp_path)
+        open_reader(tmp_path)
     assert_names_file(caught.value, paths[2])
 
 
@@ -151,7 +151,7 @@ def test_name_in_two_shards_is_refused(tmp_path: Path) -> None:
     paths = write_set(tmp_path)
     paths[2].write_bytes(gguf_bytes([entry("t1")], bytes(32), kvs=shard_kvs(2, 3, 3)))
     with pytest.raises(CheckpointError, match=r"t1: lies in m-00002-of-00003\.gguf too, names must be") as caught:
-        GgufReader(tmp_path)
+        open_reader(tmp_path)
     assert_names_file(caught.value, paths[2])
 
 
@@ -159,7 +159,7 @@ def test_shard_of_another_byte_order_is_refused(tmp_path: Path) -> None:
     paths = write_set(tmp_path)
     paths[2].write_bytes(gguf_bytes([entry("t2", order=">")], bytes(32), kvs=shard_kvs(2, 3, 3, order=">"), order=">"))
     with pytest.raises(CheckpointError, match="header: has another byte order than the first shard") as caught:
-        GgufReader(tmp_path)
+        open_reader(tmp_path)
     assert_names_file(caught.value, paths[2])
 
 
@@ -167,7 +167,7 @@ def test_first_shard_without_an_architecture_is_refused(tmp_path: Path) -> None:
     paths = write_set(tmp_path)
     paths[0].write_bytes(gguf_bytes([entry("t0")], bytes(32), kvs=shard_kvs(0, 3, 3)))
     with pytest.raises(CheckpointError, match=r"general\.architecture: is missing, the name of an") as caught:
-        GgufReader(paths[2])
+        open_reader(paths[2])
     assert_names_file(caught.value, paths[0])
 
 
@@ -199,14 +199,14 @@ def test_whole_file_under_a_shards_name_is_refused(tmp_path: Path) -> None:
     paths = write_set(tmp_path)
     paths[1].write_bytes(gguf_bytes([entry("t1")], bytes(32)))
     with pytest.raises(CheckpointError, match=r"split\.no: is missing, 1 is needed") as caught:
-        GgufReader(tmp_path)
+        open_reader(tmp_path)
     assert_names_file(caught.value, paths[1])
 
 
 def test_set_counts_as_one_model_of_a_folder(tmp_path: Path) -> None:
     paths = write_set(tmp_path)
     shutil.copy(paths[0], tmp_path / "mmproj-f16.gguf")
-    reader = GgufReader(tmp_path)
+    reader = open_reader(tmp_path)
     assert [file.path for file in reader.files] == paths
     assert [left.name for left in reader.left_out] == ["mmproj-f16.gguf"]
 
@@ -216,25 +216,25 @@ def test_two_sets_in_a_folder_are_refused_by_their_first_shards(tmp_path: Path) 
         shutil.copy(path, tmp_path / path.name.replace("m-", "n-"))
     problem = r"holds 2 GGUF models \(m-00001-of-00003\.gguf, n-00001-of-00003\.gguf\), name one of them"
     with pytest.raises(CheckpointError, match=problem):
-        GgufReader(tmp_path)
-    assert len(GgufReader(tmp_path / "n-00003-of-00003.gguf").files) == 3
+        open_reader(tmp_path)
+    assert len(open_reader(tmp_path / "n-00003-of-00003.gguf").files) == 3
 
 
 def test_set_of_a_projector_alone_is_taken(tmp_path: Path) -> None:
     for path in write_set(tmp_path):
         path.rename(tmp_path / path.name.replace("m-", "mmproj-"))
-    assert len(GgufReader(tmp_path).files) == 3
+    assert len(open_reader(tmp_path).files) == 3
 
 
 def test_lone_shard_of_many_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "m-99999-of-99999.gguf").write_bytes(gguf_bytes())
     with pytest.raises(CheckpointError, match="shard 1 of 99999: is missing"):
-        GgufReader(tmp_path)
+        open_reader(tmp_path)
 
 
 def test_shards_with_too_many_tensors_in_all_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write_set(tmp_path)
     monkeypatch.setattr("ftw.readers.gguf.reader.MAX_TENSORS", 2)
     with pytest.raises(CheckpointError, match="the number of tensors is 3 up to this shard, at most 2") as caught:
-        GgufReader(tmp_path)
+        open_reader(tmp_path)
     assert_names_file(caught.value, paths[2])

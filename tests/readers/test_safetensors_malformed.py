@@ -40,7 +40,7 @@ def test_malformed_index_is_refused(tmp_path: Path, text: str, file: str, proble
 def test_index_that_names_the_wrong_one_of_two_shards_is_refused(tmp_path: Path) -> None:
     write_sharded(tmp_path, {"a.safetensors": {"t": torch.arange(3)}, "b.safetensors": {"u": torch.arange(2)}})
     (tmp_path / INDEX).write_text('{"weight_map":{"t":"b.safetensors","u":"a.safetensors"}}')
-    with pytest.raises(CheckpointError, match=r"t: is said to lie in 'b\.safetensors', which does not hold it"):
+    with pytest.raises(CheckpointError, match=r"t: the index places it in 'b\.safetensors', which has no such tensor"):
         open_checkpoint(tmp_path)
 
 

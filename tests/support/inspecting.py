@@ -19,6 +19,12 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
+def opened_path(source: str | Path, **options: bool) -> Path:
+    """Open a checkpoint, of a hub id what that fetches, and return where it lies."""
+    with open_checkpoint(source, **options) as checkpoint:
+        return checkpoint.path
+
+
 def open_unless_refused(path: Path) -> Checkpoint | None:
     """Open a checkpoint; return None where ftw refuses it with an error of its own, on one line."""
     try:

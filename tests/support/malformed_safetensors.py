@@ -178,7 +178,11 @@ INDEXES = {
     ),
     "28_pickle": ('{"weight_map":{"t":"pytorch_model.bin"}}', INDEX, "t: file name 'pytorch_model.bin', a path of a"),
     "28_index_itself": (f'{{"weight_map":{{"t":"{INDEX}"}}}}', INDEX, "a path of a .safetensors file"),
-    "29_tensor_not_in_shard": ('{"weight_map":{"x":"a.safetensors"}}', INDEX, "x: is said to lie in 'a.safetensors'"),
+    "29_tensor_not_in_shard": (
+        '{"weight_map":{"x":"a.safetensors"}}',
+        INDEX,
+        "x: the index places it in 'a.safetensors'",
+    ),
     "30_dup_key": ('{"weight_map":{"t":"a.safetensors","t":"a.safetensors"}}', INDEX, "key 't' occurs twice"),
 }
 

@@ -23,13 +23,14 @@ from hub_server import (
     status,
     whole,
 )
+from inspecting import opened_path
 
 import ftw
-from ftw.checkpoint.source import resolve_source
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.hub import fetch as hub_fetch
-from ftw.hub.path import list_repository, parse_hub_id
-from ftw.hub.retry import MAX_WAIT, wait_to_retry
+from ftw.hub.errors import MAX_WAIT, wait_to_retry
+from ftw.hub.ids import parse_hub_id
+from ftw.hub.repository import list_repository
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 WEIGHTS = 300_000  # bytes of the padding that makes a file longer than one piece
@@ -289,12 +290,12 @@ def test_hub_files_that_came_are_not_fetched_again(capfd, hub, tmp_path):
 def test_hub_part_of_a_repository_in_the_cache_is_not_taken_for_it(hub, tmp_path, monkeypatch):
     hub.fail("cdn", status(503), name=SHARDS[1])
     with pytest.raises(SourceNotFoundError):
-        resolve_source("org/name")
+        opened_path("org/name")
     with offline(monkeypatch), pytest.raises(SourceNotFoundError, match="nor in the local hub cache"):
-        resolve_source("org/name")
+        opened_path("org/name")
     hub.fail("listing", status(503))
     with pytest.raises(SourceNotFoundError, match="503"):
-        resolve_source("org/name")
+        opened_path("org/name")
 
 
 def test_hub_damaged_file_that_came_before_a_failure_is_not_kept(capfd, hub, tmp_path):
@@ -306,13 +307,13 @@ def test_hub_damaged_file_that_came_before_a_failure_is_not_kept(capfd, hub, tmp
 
 
 def test_hub_damaged_file_of_the_cache_is_fetched_again(hub, tmp_path):
-    blob = (resolve_source("org/name") / SHARDS[1]).resolve()
+    blob = (opened_path("org/name") / SHARDS[1]).resolve()
     blob.write_bytes(blob.read_bytes()[:-1])
     assert_converts(tmp_path)
 
 
 def test_hub_that_fails_leaves_what_the_cache_holds(caplog, hub, tmp_path):
-    resolve_source("org/name")
+    opened_path("org/name")
     hub.fail("listing", status(503))
     assert_converts(tmp_path)
     assert "503" in caplog.text
@@ -327,14 +328,14 @@ def test_hub_branch_that_moves_is_fetched_as_it_was_listed(hub, tmp_path, monkey
     moved = write_checkpoint(tmp_path / "moved", llama_tensors(seed=1), llama_config(vocab_size=32))
     hub.fail("listing", followed_by(lambda: hub.add("org/name", moved)), 1)
     assert_converts(tmp_path)
-    assert resolve_source(f"org/name@{commit}").name == commit
+    assert opened_path(f"org/name@{commit}").name == commit
     with offline(monkeypatch):
-        assert resolve_source("org/name").name == commit
-    now = resolve_source("org/name")
+        assert opened_path("org/name").name == commit
+    now = opened_path("org/name")
     assert now.name == hub.repositories["org/name"].refs["main"] != commit
     with offline(monkeypatch):
-        assert resolve_source("org/name") == now
-        assert resolve_source(f"org/name@{commit}").name == commit
+        assert opened_path("org/name") == now
+        assert opened_path(f"org/name@{commit}").name == commit
 
 
 @pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", "commit"])
@@ -342,20 +343,20 @@ def test_hub_revision_is_found_offline_once_it_was_fetched(hub, tmp_path, monkey
     commit = hub.add("org/name", tmp_path / "source", ref="refs/pr/1" if revision == "commit" else revision)
     hub.add("org/name", write_checkpoint(tmp_path / "other", llama_tensors(seed=1)))
     source = f"org/name@{commit if revision == 'commit' else revision}"
-    fetched = resolve_source(source)
+    fetched = opened_path(source)
     with offline(monkeypatch):
-        assert resolve_source(source) == fetched
+        assert opened_path(source) == fetched
         assert_converts(tmp_path, source)
         with pytest.raises(SourceNotFoundError, match="HF_HUB_OFFLINE is set"):
-            resolve_source("org/name")
+            opened_path("org/name")
 
 
 def test_hub_cache_that_is_read_only_will_do(caplog, hub, tmp_path, monkeypatch):
-    snapshot = resolve_source("org/name")
+    snapshot = opened_path("org/name")
     (snapshot.parents[1] / "refs" / "main").unlink()
     (snapshot.parents[1] / "refs").rmdir()
     (snapshot.parents[1] / "refs").write_text("in the way")
-    assert resolve_source("org/name") == snapshot
+    assert opened_path("org/name") == snapshot
     assert "refs/main: org/name will not be found without the hub: " in caplog.text
 
 
@@ -373,14 +374,14 @@ def test_hub_other_weights_are_not_fetched(hub, tmp_path, monkeypatch):
     assert_converts(tmp_path)
     assert set(hub.served) == {*SHARDS, "model.safetensors.index.json", "config.json", "tokenizer.model"}
     with offline(monkeypatch):
-        assert resolve_source("org/name").is_dir()
+        assert opened_path("org/name").is_dir()
 
 
 def test_hub_one_file_is_fetched_without_its_copies(hub, tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "one", llama_tensors(), llama_config())
     (tmp_path / "one" / "consolidated.safetensors").write_bytes(b"other weights")
     hub.add("org/one", tmp_path / "one")
-    resolve_source("org/one")
+    opened_path("org/one")
     assert set(hub.served) == {"model.safetensors", "config.json"}
     with offline(monkeypatch):
         assert ftw.inspect("org/one").num_tensors == len(llama_tensors())
@@ -391,22 +392,22 @@ def test_hub_files_without_an_index_are_all_fetched(hub, tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "two", {"b": torch.ones(1)}, None, "b.safetensors")
     write_checkpoint(tmp_path / "two" / "below", {"c": torch.ones(1)}, None, "c.safetensors")
     hub.add("org/two", tmp_path / "two")
-    resolve_source("org/two")
+    opened_path("org/two")
     assert set(hub.served) == {"a.safetensors", "b.safetensors", "config.json"}
     with offline(monkeypatch):
-        snapshot = resolve_source("org/two")
+        snapshot = opened_path("org/two")
         assert ftw.inspect("org/two").num_tensors == len(llama_tensors()) + 1
         (snapshot / "b.safetensors").unlink()
         if is_release_2():  # which keeps the list of all files
             with pytest.raises(SourceNotFoundError, match="holds only a part of it"):
-                resolve_source("org/two")
+                opened_path("org/two")
 
 
 def test_hub_ftw_folder_is_fetched_with_its_shards(hub, tmp_path):
     folder = write_ftw(tmp_path / "ftw", llama_tensors())
     (folder / "model.gguf").write_bytes(b"other weights")
     hub.add("org/ftw", folder)
-    assert ftw.verify(resolve_source("org/ftw"), against=folder).is_ok
+    assert ftw.verify(opened_path("org/ftw"), against=folder).is_ok
     assert "model.gguf" not in hub.served
 
 
@@ -414,14 +415,14 @@ def test_hub_index_that_names_what_is_not_there_is_seen_before_the_fetch(hub, tm
     (tmp_path / "source" / SHARDS[1]).unlink()
     hub.add("org/name", tmp_path / "source")
     with pytest.raises(CheckpointError, match=f"^org/name/{SHARDS[1]}: file: is missing$"):
-        resolve_source("org/name")
+        opened_path("org/name")
     assert set(hub.served) == {"model.safetensors.index.json"}
 
 
 def test_hub_retry_after_is_bounded(waits, hub):
     hub.fail("cdn", status(503, Retry_After=str(MAX_WAIT + 1)))
     with pytest.raises(SourceNotFoundError):
-        resolve_source("org/name")
+        opened_path("org/name")
     assert not waits
 
 
@@ -483,7 +484,7 @@ def test_hub_listing_of_what_is_no_hash_or_size(monkeypatch, hub, key, value, pr
 
 def test_hub_file_outside_of_the_cache_is_not_deleted(hub, tmp_path, monkeypatch):
     repository = list_repository(parse_hub_id("org/name"))
-    snapshot = resolve_source("org/name")
+    snapshot = opened_path("org/name")
     victim = tmp_path / "victim.json"
     victim.write_text("mine")
     link = snapshot / "link.json"

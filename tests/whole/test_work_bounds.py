@@ -15,7 +15,7 @@ from gguf_builder import ARCHITECTURE, gguf_bytes
 import ftw
 from ftw.files.weight_file import WeightFile
 from ftw.readers import problems
-from ftw.readers.ftw import MAX_GGUF_METADATA_NBYTES
+from ftw.readers.ftw_format import MAX_GGUF_METADATA_NBYTES
 
 COPY, INDEX = "source_metadata.gguf", "freetoken_weight.json"
 HEADER = gguf_bytes(kvs=[ARCHITECTURE])

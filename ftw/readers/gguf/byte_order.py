@@ -2,10 +2,10 @@
 
 Two kinds of file call themselves big-endian. llama.cpp on such a machine, and the gguf package's script that converts
 a file, turn every field of a packed block around. The gguf package's writer turns arrays of numbers around, but not
-packed blocks, nor BF16, which it is given as bytes: those stay little-endian. No key tells the two apart, so the data
+packed blocks, nor BF16, which it is given as bytes: those stay little-endian. No key distinguishes the two, so the data
 has to, by the halves among them: the scales of blocks, or BF16's elements. The byte of a half that holds its sign and
 exponent takes few values, which lie close together; the other one, of mantissa bits, takes all values alike. Where the
-second byte that is stored is the one with the exponent, the blocks are little-endian. Where the data do not tell, so
+second byte that is stored is the one with the exponent, the blocks are little-endian. If the data do not say, so
 few or so uniform are they, packed blocks are taken as the package's writer leaves them, and BF16 as other numbers.
 """
 
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import CheckpointError
 from ftw.ggml_types import PACKED_TYPES, WideField, ggml_types_by_name, swapped_block
+from ftw.sizes import align_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ftw.files import WeightFile
     from ftw.tensors import TensorInfo
@@ -28,9 +29,10 @@ _MAX_TENSORS = 8
 _MAX_SAMPLE_NBYTES = 256 << 10  # of each of them
 _MIN_HALVES = 32
 _MIN_SPREAD = 16.0  # of mantissa bits, as a standard deviation; evenly spread ones have 37, an exponent's byte below 10
+_SWAP_NBYTES = 512 << 10  # at a time, so that a copy stays in the processor's cache
 _BFLOAT16 = "BF16"
 _WARNING = "the file is big-endian, and its packed blocks do not tell whether they are; they are taken as little-endian"
-# The scales of these are no halves, or scattered ones.
+# The scales of these are not halves, or scattered ones.
 _WITHOUT_SCALE = frozenset({"IQ1_M", "MXFP4", "NVFP4"})
 
 
@@ -43,7 +45,7 @@ class _Sample(NamedTuple):
 
 
 class BlockOrders(NamedTuple):
-    """`Reader.block_order` for each type that occurs, by its name; `warning` is empty unless the data did not tell."""
+    """`Reader.block_order` for each type that occurs, by its name; `warning` is empty unless the data did not say."""
 
     by_type: dict[str, tuple[int, ...] | None]
     warning: str
@@ -72,6 +74,43 @@ def read_block_orders(tensors: Iterable[TensorInfo], files: Mapping[str, WeightF
     return BlockOrders(orders, _WARNING if is_guess else "")
 
 
+def rearrange_blocks(
+    view: memoryview, offset: int, order: tuple[int, ...], read: Callable[[int, memoryview], None]
+) -> None:
+    """Bring stored bytes of a tensor into little-endian order where they lie.
+
+    Args:
+        view: The bytes.
+        offset: Where they begin in the tensor.
+        order: Byte i of a block comes from byte `order[i]` of the stored one.
+        read: Fills a view with stored bytes from an offset on: a block that `view` holds a piece of is read once more.
+    """
+    nbytes, end = len(order), offset + len(view)
+    first, last = align_up(offset, nbytes), end // nbytes * nbytes
+    if first < last:
+        _swap(view[first - offset : last - offset], order)
+    for start in {offset // nbytes * nbytes, last}:
+        low, high = max(start, offset), min(start + nbytes, end)
+        if 0 < high - low < nbytes:
+            block = memoryview(bytearray(nbytes))
+            read(start, block)
+            _swap(block, order)
+            view[low - offset : high - offset] = block[low - start : high - start]
+
+
+def _swap(view: memoryview, order: tuple[int, ...]) -> None:
+    import numpy as np
+
+    pairs = [(to, source) for to, source in enumerate(order) if to != source]
+    blocks = np.frombuffer(view, np.uint8).reshape(-1, len(order))
+    step = max(_SWAP_NBYTES // len(order), 1)
+    for start in range(0, len(blocks), step):
+        piece = blocks[start : start + step]
+        old = piece.copy()
+        for to, source in pairs:
+            piece[:, to] = old[:, source]
+
+
 def _order_of(name: str, tensor: TensorInfo, files: Mapping[str, WeightFile]) -> tuple[int, ...] | None:
     order = swapped_block(ggml_types_by_name()[name])
     if order is None:
@@ -90,7 +129,7 @@ def _samples(name: str, tensors: list[TensorInfo]) -> list[_Sample]:
 
 
 def _order_of_halves(samples: list[_Sample], files: Mapping[str, WeightFile], *, are_scales: bool) -> str:
-    """Return the byte order of halves, by which byte is clearly the one with the exponent; empty where none is."""
+    """Return the byte order of halves, by which byte is clearly the one with the exponent; empty if none is."""
     halves: Counter[tuple[int, int]] = Counter()
     for tensor, block_nbytes, offset in sorted(samples, key=lambda sample: -sample.tensor.nbytes)[:_MAX_TENSORS]:
         nbytes = min(tensor.nbytes, _MAX_SAMPLE_NBYTES // block_nbytes * block_nbytes)

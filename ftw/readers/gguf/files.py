@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import CheckpointError, printable
 from ftw.readers.base import LeftOut
-from ftw.readers.ftw import GGUF_METADATA_NAME
+from ftw.readers.ftw_format import GGUF_METADATA_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ftw.hub import Place
+
 _SUFFIX = ".gguf"
+_SAFETENSORS_NAMES = ("model.safetensors", "model.safetensors.index.json")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 # Parts of a model, or facts about it, that lie beside its weights; by names in lower case.
 _STRAYS = (
@@ -34,26 +37,20 @@ class ChosenFiles(NamedTuple):
     left_out: tuple[LeftOut, ...]
 
 
-def is_gguf_name(name: str) -> bool:
-    """Tell whether a file is GGUF by its name."""
-    return name.lower().endswith(_SUFFIX)
+def choose_files(place: Place) -> ChosenFiles | None:
+    """Return the files of the GGUF model at a place; None if it does not look like one, by names alone.
 
-
-def list_gguf_names(folder: Path) -> list[str]:
-    """Return the names of a folder's GGUF files, sorted; the copy of metadata that an FTW has is none."""
-    names = (entry.name for entry in folder.iterdir())
-    return sorted(name for name in names if is_gguf_name(name) and name != GGUF_METADATA_NAME)
-
-
-def choose_files(path: Path) -> ChosenFiles:
-    """Return the files of the checkpoint that `path` names.
+    A folder of safetensors does not, nor does one whose only GGUF is the copy of metadata that an FTW has.
 
     Raises:
-        CheckpointError: A shard is missing, or a folder holds no model, or several.
+        CheckpointError: A shard is missing, or a folder holds several models.
     """
-    if not path.is_dir():
-        return ChosenFiles(_complete_set(path.parent, path.name), ())
-    names = list_gguf_names(path)
+    if not place.is_folder:
+        name = place.path.name
+        return ChosenFiles(_complete_set(place.folder, name), ()) if _is_gguf_name(name) else None
+    names = _list_names(place.folder)
+    if not names or any((place.folder / name).exists() for name in _SAFETENSORS_NAMES):
+        return None
     strays = [LeftOut("file", name, reason) for name in names if (reason := _stray_reason(name))]
     stray_names = {stray.name for stray in strays}
     models = _group([name for name in names if name not in stray_names])
@@ -61,8 +58,17 @@ def choose_files(path: Path) -> ChosenFiles:
         models, strays = _group(names), []
     if len(models) != 1:
         found = ", ".join(map(printable, models[:_MAX_NAMED])) + (", …" if len(models) > _MAX_NAMED else "")
-        raise CheckpointError(path, "folder", f"holds {len(models)} GGUF models ({found}), name one of them")
-    return ChosenFiles(_complete_set(path, models[0]), tuple(strays))
+        raise CheckpointError(place.folder, "folder", f"holds {len(models)} GGUF models ({found}), name one of them")
+    return ChosenFiles(_complete_set(place.folder, models[0]), tuple(strays))
+
+
+def _is_gguf_name(name: str) -> bool:
+    return name.lower().endswith(_SUFFIX)
+
+
+def _list_names(folder: Path) -> list[str]:
+    names = (entry.name for entry in folder.iterdir())
+    return sorted(name for name in names if _is_gguf_name(name) and name != GGUF_METADATA_NAME)
 
 
 def is_shard_name(name: str) -> bool:

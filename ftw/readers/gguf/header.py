@@ -2,7 +2,7 @@
 
     field          bytes   content
     magic          4       "GGUF"
-    version        4       2 or 3; its low 16 bits read as 0 where the file has the other byte order
+    version        4       2 or 3; its low 16 bits read as 0 if the file has the other byte order
     tensor count   8
     key count      8
     key-values             see `ftw.readers.gguf.metadata`
@@ -12,7 +12,7 @@
       sizes          8 each  fastest first, in elements
       type           4       a code of `ftw.ggml_types`
       offset         8       from the start of the data, a multiple of the alignment
-    data                   from the next multiple of general.alignment (32 where it has no such key) on
+    data                   from the next multiple of general.alignment (32 if it has no such key) on
 
 All numbers are in the file's byte order. Versions 2 and 3 share this layout; version 1 had lengths of 4 bytes.
 """

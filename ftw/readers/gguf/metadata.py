@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MIN_ENTRY_NBYTES = 8 + 1 + 4 + 1
 MAX_KEYS = 1 << 15  # a model has less than a hundred
 MAX_NAME_NBYTES = 65535
-MAX_TEXT_NBYTES = 8 << 20  # of all strings that are no arrays; as Python objects they take up to four times as much
+MAX_TEXT_NBYTES = 8 << 20  # of all strings outside of arrays; as Python objects they take up to four times as much
 _KEY_NBYTES = 200  # of a key-value beside both; of an array more, of a number less
 MAX_ALIGNMENT = 1 << 20
 MAX_WALKED = 1 << 24  # elements that are passed over one by one: a sparse file could have any number of them

@@ -1,7 +1,7 @@
 """The copy of a GGUF's metadata that lies in an FTW made from it: a GGUF without tensors, readable by every tool.
 
 Header and key-values of the source (of its first shard), byte for byte, but for two counts in the header: no tensors,
-and one key more, the last one, which tells whether the source held an `output.weight`. Without the list of tensors
+and one key more, the last one, which says whether the source held an `output.weight`. Without the list of tensors
 nothing else would.
 """
 
@@ -11,7 +11,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from ftw.readers.base import DerivedFile
-from ftw.readers.ftw import GGUF_METADATA_NAME
+from ftw.readers.ftw_format import GGUF_METADATA_NAME
 from ftw.readers.gguf.metadata import OUTPUT_WEIGHT_KEY, ValueType
 
 if TYPE_CHECKING:

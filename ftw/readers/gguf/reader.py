@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftw.errors import CheckpointError, printable
 from ftw.files import short_repr
-from ftw.hub import open_named_file, open_weight_file, prefetch
+from ftw.readers.base import Found
 from ftw.readers.gguf.byte_order import read_block_orders
-from ftw.readers.gguf.files import choose_files, is_gguf_name, is_shard_name, list_gguf_names
+from ftw.readers.gguf.files import choose_files, is_shard_name
 from ftw.readers.gguf.header import MAX_TENSORS, read_gguf_header
 from ftw.readers.gguf.metadata import ALIGNMENT_KEY, ARCHITECTURE_KEY, ValueType
 from ftw.readers.gguf.metadata_copy import metadata_copy
@@ -22,15 +22,16 @@ from ftw.sizes import align_up
 from ftw.tensors import Extent, TensorInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ftw.files import WeightFile
+    from ftw.hub import Place
     from ftw.readers.base import DerivedFile
     from ftw.readers.gguf.header import GgufHeader, RawTensor
 
 DEFAULT_ALIGNMENT = 32
 EMBEDDING = "token_embd.weight"
-_SAFETENSORS_NAMES = ("model.safetensors", "model.safetensors.index.json")
 _SPLIT_NO = "split.no"
 _SPLIT_COUNT = "split.count"
 _SPLIT_TENSORS = "split.tensors.count"
@@ -49,14 +50,9 @@ class GgufReader:
 
     format: ClassVar[str] = "gguf"
 
-    def __init__(self, path: Path) -> None:
-        self.folder = path if path.is_dir() else path.parent
-        names, self.left_out = choose_files(path)
-        self.files = tuple(
-            open_weight_file(self.folder / name) if len(names) == 1 else open_named_file(self.folder, name)
-            for name in names
-        )
-        prefetch(self.files)
+    def __init__(self, place: Place, found: Found) -> None:
+        self.place, self.left_out = place, found.left_out
+        self.files = place.open_files(found.files, is_named=len(found.files) == 1)
         headers = _read_headers(self.files)
         self.header_file = self.files[0]
         self.metadata: dict[str, Any] = headers[0].metadata
@@ -66,26 +62,32 @@ class GgufReader:
         if ARCHITECTURE_KEY not in self.metadata:
             problem = "is missing, the name of an architecture is needed"
             raise CheckpointError(self.header_file.path, ARCHITECTURE_KEY, problem)
-        self._file_of_shard = {name: number for number, name in enumerate(names)}
+        self._file_of_shard = {name: number for number, name in enumerate(found.files)}
         self.tensors: dict[str, TensorInfo] = {}
-        for name, file, header in zip(names, self.files, headers, strict=True):
+        for name, file, header in zip(found.files, self.files, headers, strict=True):
             alignment = _choose_alignment(header, headers[0], file)
             for tensor in _place_tensors(header, alignment, file, name):
                 self._add(tensor, file)
         self._check_embedding()
         self._block_orders: dict[str, tuple[int, ...] | None] = {}
         self.warnings: tuple[str, ...] = ()
+        self.problems: tuple[CheckpointError, ...] = ()
         if self.byte_order == ">":
-            by_name = dict(zip(names, self.files, strict=True))
+            by_name = dict(zip(found.files, self.files, strict=True))
             self._block_orders, warning = read_block_orders(self.tensors.values(), by_name)
             self.warnings = (warning,) if warning else ()
 
     @staticmethod
-    def accepts(path: Path) -> bool:
-        """Tell whether a file or folder looks like GGUF, by names alone; a folder of safetensors does not."""
-        if not path.is_dir():
-            return is_gguf_name(path.name)
-        return bool(list_gguf_names(path)) and not any((path / name).exists() for name in _SAFETENSORS_NAMES)
+    def find(place: Place) -> Found | None:
+        """Return the one model of a folder, or the file that the user named, with all shards of its set.
+
+        Raises:
+            CheckpointError: A shard is missing, or a folder holds several models.
+        """
+        chosen = choose_files(place)
+        if chosen is None:
+            return None
+        return Found(GgufReader.format, GgufReader, tuple(chosen.names), is_listed=True, left_out=chosen.left_out)
 
     def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:
         """Return where the bytes of one of `tensors` lie: always one run."""
@@ -94,6 +96,10 @@ class GgufReader:
     def block_order(self, tensor: TensorInfo) -> tuple[int, ...] | None:
         """Return how the bytes of a block of a big-endian tensor have to be rearranged."""
         return self._block_orders.get(tensor.ggml_type or tensor.dtype)
+
+    def gguf_metadata(self) -> tuple[Mapping[str, Any], Path]:
+        """Return the key-values, and the first shard's path."""
+        return self.metadata, self.header_file.path
 
     def derived_files(self) -> tuple[DerivedFile, ...]:
         """Return the copy of the metadata: a GGUF without tensors."""
@@ -116,20 +122,20 @@ class GgufReader:
             return
         if shape[1] not in (width, self.metadata.get(f"{architecture}.features_length")):
             problem = f"has {shape[1]} columns, but {short_repr(key)} is {width}"
-            raise CheckpointError(self.folder / table.shard, EMBEDDING, problem)
+            raise CheckpointError(self.place.folder / table.shard, EMBEDDING, problem)
 
 
-def read_gguf_metadata(path: Path) -> dict[str, Any]:
+def read_gguf_metadata(file: WeightFile) -> dict[str, Any]:
     """Read the key-values of one file; its header is checked whole, where its tensors lie is not.
 
     Raises:
         CheckpointError: The header breaks the format in any way.
     """
-    return read_gguf_header(open_weight_file(path), TensorBudget()).metadata
+    return read_gguf_header(file, TensorBudget()).metadata
 
 
 def _read_headers(files: tuple[WeightFile, ...]) -> list[GgufHeader]:
-    """Return the headers of all shards, of those after the first only the metadata that tell of shards."""
+    """Return the headers of all shards; for those after the first, keep only the split.* keys."""
     headers: list[GgufHeader] = []
     num_tensors, budget = 0, TensorBudget()
     for file in files:

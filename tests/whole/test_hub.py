@@ -18,13 +18,14 @@ from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, w
 from ftw.cli.main import main
 from gguf_builder import ARCHITECTURE, entry, gguf_bytes, kv, write_gguf
 from hub_server import TOKEN, HubServer, answer_range, cut, offline, serving_hub
+from inspecting import opened_path
 
 import ftw
-from ftw.checkpoint.source import resolve_source
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.files.weight_file import WeightFile
-from ftw.hub import path as hub_module
-from ftw.hub.path import HubPath, list_repository, open_weight_file, parse_hub_id
+from ftw.hub import HubPath, list_repository, parse_hub_id
+from ftw.hub import repository as hub_repository
+from ftw.hub.place import open_weight_file
 from ftw.hub.remote_file import HEADER_NBYTES, MAX_REQUESTS, HubFile, fetch_headers
 
 KIB = 1 << 10
@@ -113,7 +114,7 @@ def test_hub_ftw_made_from_gguf_reads_its_metadata(hub, tmp_path):
     ftw.convert(source, tmp_path / "out")
     hub.add("org/name", tmp_path / "out")
     assert_same_report("org/name", tmp_path / "out")
-    assert ftw.verify(resolve_source("org/name"), against=source).is_ok
+    assert ftw.verify(opened_path("org/name"), against=source).is_ok
 
 
 def test_hub_gguf_with_a_large_vocabulary_reads_its_header_alone(hub, tmp_path):
@@ -189,7 +190,7 @@ def test_hub_gguf_model_is_fetched_by_name(hub, gguf_repo, tmp_path, monkeypatch
     assert ftw.verify(tmp_path / "out", against=gguf_repo / inside).is_ok
     assert sorted(hub.served) == fetched
     with offline(monkeypatch):
-        assert resolve_source(source).exists()
+        assert opened_path(source).exists()
         assert_same_report(source, gguf_repo / inside)
         if hasattr(sys.modules["huggingface_hub.errors"], "IncompleteSnapshotError") and inside != "BF16":
             assert "the local hub cache holds only a part of it" in error_of("org/name")
@@ -199,7 +200,7 @@ def test_hub_gguf_repository_of_one_model_is_fetched_without_its_projector(hub, 
     tiny_gguf(tmp_path / "m" / "model.gguf")
     tiny_gguf(tmp_path / "m" / "mmproj-F16.gguf")
     hub.add("org/name", tmp_path / "m")
-    assert resolve_source("org/name").is_dir()
+    assert opened_path("org/name").is_dir()
     assert set(hub.served) == {"model.gguf"}
     with offline(monkeypatch):
         assert ftw.inspect("org/name").num_tensors == 2
@@ -228,8 +229,8 @@ def test_hub_revision_is_a_branch_a_tag_or_a_commit(hub, tmp_path):
         assert_same_report(f"org/name@{revision}", old)
         assert_same_report(f"org/name@{revision}/model.safetensors", old / "model.safetensors")
     assert_same_report("org/name", new)
-    assert resolve_source("org/name@v1.0").name == commit
-    assert ftw.inspect(resolve_source("org/name@v1.0")).num_tensors == 3
+    assert opened_path("org/name@v1.0").name == commit
+    assert ftw.inspect(opened_path("org/name@v1.0")).num_tensors == 3
 
 
 def test_hub_reads_the_commit_that_it_listed(hub, tmp_path):
@@ -249,7 +250,7 @@ def test_hub_reads_the_commit_that_it_listed(hub, tmp_path):
 def test_hub_reads_what_the_cache_holds_of_the_same_commit_from_there(hub, tmp_path, monkeypatch):
     old = write_checkpoint(tmp_path / "old", padded(llama_tensors()), llama_config())
     hub.add("org/name", old)
-    resolve_source("org/name")
+    opened_path("org/name")
     hub.requests.clear()
     assert_same_report("org/name", old)
     assert not hub.reads()
@@ -322,7 +323,7 @@ def test_hub_gated_repository(hub, tmp_path):
         ftw.inspect("org/name")
     assert str(caught.value) == f"org/name/model.safetensors: file: {words}"
     with pytest.raises(SourceNotFoundError) as caught:
-        resolve_source("org/name")
+        opened_path("org/name")
     assert str(caught.value) == f"org/name: hub id: cannot be fetched: {words}"
 
 
@@ -336,7 +337,7 @@ def test_hub_missing_revision(hub, tmp_path):
     hub.add("org/name", write_checkpoint(tmp_path / "m", llama_tensors()))
     assert error_of("org/name@v2") == "hub id: the repository has no revision 'v2'"
     with pytest.raises(SourceNotFoundError, match="org/name@v2: hub id: the repository has no revision 'v2'"):
-        resolve_source("org/name@v2")
+        opened_path("org/name@v2")
 
 
 @pytest.mark.parametrize("inside", ["absent.gguf", "model.safetensors/x", "sub"], ids=["file", "below_file", "folder"])
@@ -548,9 +549,9 @@ def test_hub_file_reads_what_a_weight_file_reads(hub, tmp_path):
         file.read(len(content) - 7, 8)
 
 
-def test_hub_heads_of_many_files_share_a_budget(monkeypatch):
+def test_hub_headers_of_many_files_share_a_budget(monkeypatch):
     asked = []
-    monkeypatch.setattr(HubFile, "fetch_head", lambda self, nbytes: asked.append(nbytes))
+    monkeypatch.setattr(HubFile, "fetch_header", lambda self, nbytes: asked.append(nbytes))
     for count in (1, 2, 256, 2000, 8000):
         asked.clear()
         fetch_headers([HubFile.__new__(HubFile)] * count)
@@ -559,7 +560,7 @@ def test_hub_heads_of_many_files_share_a_budget(monkeypatch):
 
 
 def test_hub_huge_listing_is_taken_from_the_tree(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub_module, "_LIST_TREE_FROM", 2)
+    monkeypatch.setattr(hub_repository, "_LIST_TREE_FROM", 2)
     folder = write_checkpoint(tmp_path / "m", llama_tensors(), llama_config())
     hub.add("org/name", folder)
     assert_same_report("org/name", folder)

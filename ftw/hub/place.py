@@ -1,0 +1,98 @@
+"""Place: where a checkpoint lies, a file or a folder, on this machine or at one commit on the hub.
+
+What lies beside a file that a user names is opened here alone, so that links are judged in one place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from ftw.errors import CheckpointError, printable
+from ftw.files import WeightFile, is_inside, is_outside, read_json_file
+from ftw.hub.path import HubPath
+from ftw.hub.remote_file import HubFile, fetch_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+class Place:
+    """A file or a folder, and the files beside it.
+
+    Attributes:
+        path: The file or folder; on the hub a `HubPath`, which has the interface of a Path.
+        is_folder: Whether it is a folder.
+        folder: The folder itself, or the one that holds the file.
+    """
+
+    __slots__ = ("_json", "folder", "is_folder", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_folder = path.is_dir()
+        self.folder = path if self.is_folder else path.parent
+        self._json: dict[str, dict[str, Any] | None] = {}
+
+    def open_file(self, name: str) -> WeightFile:
+        """Open a weight file of the folder, which may not lie elsewhere, by a link.
+
+        Raises:
+            CheckpointError: There is no such file, or it lies outside of the folder and of its hub cache entry.
+        """
+        path = self.folder / name
+        file = open_weight_file(path)
+        may_lead_out = not isinstance(path, HubPath) and ("/" in name or path.is_symlink())
+        if may_lead_out and not is_inside(path, self.folder):
+            problem = (
+                f"is a link to '{printable(str(path.resolve()))}', a file inside the checkpoint's folder is needed"
+            )
+            raise CheckpointError(path, "file", problem)
+        return file
+
+    def open_files(self, names: Iterable[str], *, is_named: bool) -> tuple[WeightFile, ...]:
+        """Open weight files with headers; of those on the hub, fetch the headers several at a time.
+
+        Args:
+            names: Of the files, relative to the folder.
+            is_named: The user named the one file, and may have linked it from anywhere.
+
+        Raises:
+            CheckpointError: There is no such file, or it lies outside of the folder and of its hub cache entry.
+        """
+        files = tuple(open_weight_file(self.folder / name) if is_named else self.open_file(name) for name in names)
+        fetch_headers([cast("HubFile", file) for file in files if isinstance(file, HubFile)])
+        return files
+
+    def leads_out(self, name: str) -> bool:
+        """Tell whether a file of the folder is a link to something outside of it, and of its hub cache entry."""
+        return is_outside(self.folder / name, self.folder)
+
+    def has(self, name: str) -> bool:
+        """Tell whether the folder holds a file; a link to nothing is a broken file, not a missing one."""
+        path = self.folder / name
+        return path.exists() or path.is_symlink()
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON object in a small file of the folder, parsed once; None if there is no such file.
+
+        Raises:
+            CheckpointError: It is not a JSON object.
+        """
+        if name not in self._json:
+            # Mamba2-type models have an infinite upper bound in theirs, which Python writes as a bare Infinity.
+            self._json[name] = read_json_file(self.folder / name, allow_non_finite=True) if self.has(name) else None
+        return self._json[name]
+
+
+def open_weight_file(path: Path) -> WeightFile:
+    """Return a file that holds weights, on this machine or on the hub.
+
+    Raises:
+        CheckpointError: There is no such file.
+    """
+    if not isinstance(path, HubPath):
+        return WeightFile(path)
+    nbytes = path.nbytes  # a name that the hub does not list is not looked for in the cache
+    cached = path.find_cached() if nbytes else None
+    return WeightFile(cached) if cached else cast("WeightFile", HubFile(path))
