@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ftw.checkpoint import open_checkpoint
 from ftw.conversion import metadata_files
 from ftw.conversion.plan import ConversionPlan, needed_nbytes, plan_conversion
+from ftw.conversion.publication import aside_of, is_put_aside, publish, restore_target
 from ftw.conversion.resume_journal import (
     ForeignPartError,
     Journal,
@@ -26,19 +27,8 @@ from ftw.conversion.resume_journal import (
     read_journal,
     remove_journal,
 )
-from ftw.conversion.target import (
-    check_free_space,
-    check_target,
-    clear_staging_folder,
-    free_nbytes,
-    held_nbytes,
-    left_staging_folder,
-    parent_folders,
-    publish,
-    restore_target,
-    staging_folder,
-    standing_folder,
-)
+from ftw.conversion.staging import StagingFolder
+from ftw.conversion.target import check_free_space, check_target, free_nbytes, parent_folders
 from ftw.conversion.verification import verify
 from ftw.conversion.writing.chunk_reader import ChunkReader
 from ftw.conversion.writing.index_file import iter_index
@@ -177,32 +167,34 @@ def convert(
             is_whole_folder=checkpoint.path.is_dir(),
             overwrite=overwrite,
         )
+        staging = StagingFolder(destination)
         if dry_run:
-            standing = standing_folder(destination)
+            standing = _standing_folder(staging)
             if resume and _looks_complete(standing, plan, checkpoint):
-                left_staging_folder(destination)  # which is cleared, unless another conversion is writing
+                staging.is_left()  # which is cleared, unless another conversion is writing
                 return result(0, free, plan.layout.nbytes, was_complete=True)
             may_write(standing=standing)
-            return result(*_foresee(destination, plan, needed, free, resume=resume))
+            return result(*_foresee(staging, plan, needed, free, resume=resume))
         report = _Progress(plan.layout.nbytes, progress)
-        restore_target(destination)
+        if is_put_aside(destination):
+            restore_target(staging)
         if resume and _looks_complete(destination, plan, checkpoint) and _is_equal(destination, checkpoint, progress):
-            clear_staging_folder(destination)
+            staging.clear()
             remove_journal(destination)
             return result(0, free, plan.layout.nbytes, was_complete=True)
         may_write()
-        with parent_folders(destination), staging_folder(destination) as staging:
-            begun = _read_part(staging, destination, plan) if resume else []
-            checksums = keep_part(staging, plan.layout, begun, report) if begun else []
+        with parent_folders(destination), staging.in_use():
+            begun = _read_part(staging, plan) if resume else []
+            checksums = keep_part(staging.path, plan.layout, begun, report) if begun else []
             if not checksums:
-                clear_folder(staging)
+                clear_folder(staging.path)
             resumed = report.done
             needed -= plan.layout.start_of(len(checksums))
             check_free_space(destination, needed)
-            with Journal(staging, plan.digest, checksums) as journal:
-                _write(checkpoint, plan, staging, checksums, journal, report)
+            with Journal(staging.path, plan.digest, checksums) as journal:
+                _write(checkpoint, plan, staging.path, checksums, journal, report)
             may_write()  # once more: writing may have taken an hour
-            publish(staging, destination)
+            publish(staging)
             remove_journal(destination)  # only now: what cannot be published is still a part
     return result(needed, free, resumed)
 
@@ -253,30 +245,44 @@ def _has_metadata(target: Path, plan: ConversionPlan, checkpoint: Checkpoint) ->
     return all(own.is_file() and filecmp.cmp(own, other, shallow=False) for own, other in pairs)
 
 
-def _read_part(staging: Path, target: Path, plan: ConversionPlan) -> list[str]:
+def _standing_folder(staging: StagingFolder) -> Path:
+    """Return the folder that a conversion would find at the target, after `restore_target`; nothing is written.
+
+    Raises:
+        OutputError: Another conversion is writing the target, and may have put the old one aside itself.
+    """
+    if not is_put_aside(staging.target):
+        return staging.target
+    staging.is_left()
+    return aside_of(staging.target)
+
+
+def _read_part(staging: StagingFolder, plan: ConversionPlan) -> list[str]:
     """Return the checksums of the first tensors that a staging folder should hold already.
 
     Raises:
         ForeignPartError: It is the part of another conversion.
     """
-    if not has_part(staging):
+    folder, target = staging.path, staging.target
+    if not has_part(folder):
         return []
-    if not is_part_of(staging, plan.digest):
+    if not is_part_of(folder, plan.digest):
         found = (
-            f"{printable(str(staging))} was begun from another state of the source, by other options or another release"
+            f"{printable(str(folder))} was begun from another state of the source, by other options or another release"
         )
         raise ForeignPartError(f"{printable(str(target))}: target: {found}; without --resume it is begun anew")
-    return read_journal(staging, plan.layout)
+    return read_journal(folder, plan.layout)
 
 
-def _foresee(target: Path, plan: ConversionPlan, needed: int, free: int, *, resume: bool) -> tuple[int, int, int]:
+def _foresee(
+    staging: StagingFolder, plan: ConversionPlan, needed: int, free: int, *, resume: bool
+) -> tuple[int, int, int]:
     """Return the bytes that a conversion would need, find free, and resume, with what an earlier one has left."""
-    staging = left_staging_folder(target)
-    if staging is None:
+    if not staging.is_left():
         return needed, free, 0
-    held = held_nbytes(staging)
+    held = staging.held_nbytes()
     try:
-        begun = _read_part(staging, target, plan) if resume else []
+        begun = _read_part(staging, plan) if resume else []
     except FileNotFoundError:  # another conversion has cleared or published it meanwhile
         return needed, free, 0
     kept = min(held, plan.layout.start_of(len(begun)))  # a journal may be ahead of the shards

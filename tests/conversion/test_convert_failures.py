@@ -19,10 +19,11 @@ from leaks import descriptors
 from thread_limit import limit_threads
 
 import ftw
-from ftw.conversion import target as target_module
+from ftw.conversion import publication
 from ftw.conversion.writing import writer as writer_module
 from ftw.conversion.writing.chunk_reader import ChunkReader
 from ftw.errors import CheckpointError, OutputError
+from ftw.host import exchange_names
 
 STAGING = ".out.ftw-partial"
 
@@ -232,14 +233,14 @@ def test_convert_may_follow_at_once_on_another_one(tmp_path, monkeypatch):
     target = tmp_path / "work" / "out"
     target.parent.mkdir()  # or its making would be synced, too
     second = threading.Thread(target=ftw.convert, args=(other, target), kwargs={"overwrite": True})
-    real = target_module.fsync_folder
+    real = publication.fsync_folder
 
     def begin_second(folder: Path) -> None:
-        monkeypatch.setattr(target_module, "fsync_folder", real)
+        monkeypatch.setattr(publication, "fsync_folder", real)
         second.start()
         real(folder)
 
-    monkeypatch.setattr(target_module, "fsync_folder", begin_second)
+    monkeypatch.setattr(publication, "fsync_folder", begin_second)
     ftw.convert(source, target, overwrite=True)
     second.join()
     assert ftw.verify(target, against=other).is_ok
@@ -255,7 +256,7 @@ def test_convert_second_start_after_publication_keeps_its_staging_folder(tmp_pat
         staging.mkdir()
         (staging / "freetoken-00000.ftw").write_bytes(b"of the second")
 
-    monkeypatch.setattr(target_module, "fsync_folder", begin_second)
+    monkeypatch.setattr(publication, "fsync_folder", begin_second)
     ftw.convert(source, tmp_path / "out")
     assert (staging / "freetoken-00000.ftw").read_bytes() == b"of the second"
 
@@ -278,7 +279,7 @@ def test_convert_cleans_what_a_killed_one_left(tmp_path, old_target):
 def test_convert_overwrite_removes_the_old_folder_either_way(tmp_path, monkeypatch, exchange):
     """A file system that cannot exchange two names gets two renames."""
     if not exchange:
-        monkeypatch.setattr(target_module, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(publication, "exchange_names", lambda one, other: False)
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     write_ftw(tmp_path / "work" / "out", {"old": torch.ones(9)})
     (tmp_path / "work" / ".out.ftw-old").mkdir()
@@ -298,7 +299,7 @@ def test_convert_overwrite_puts_the_old_folder_back_where_the_second_rename_fail
             raise OSError(errno.EIO, "broken")
         return real(self, other)
 
-    monkeypatch.setattr(target_module, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(publication, "exchange_names", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OSError, match="broken"):
         ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
@@ -308,7 +309,7 @@ def test_convert_overwrite_puts_the_old_folder_back_where_the_second_rename_fail
 def test_convert_overwrite_never_leaves_the_name_empty(tmp_path, monkeypatch):
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-    if not target_module._exchange(tmp_path / "one", tmp_path / "other"):
+    if not exchange_names(tmp_path / "one", tmp_path / "other"):
         pytest.skip("this file system cannot exchange two names")
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     target = tmp_path / "work" / "out"

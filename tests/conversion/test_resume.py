@@ -20,6 +20,8 @@ from ftw.cli.main import main
 from places import SUPPORT
 
 import ftw
+from ftw.conversion import publication
+from ftw.conversion.staging import StagingFolder
 from ftw.conversion.writing import writer
 from ftw.errors import OutputError
 from ftw.host import file_lock
@@ -545,7 +547,8 @@ def test_dry_run_beside_a_conversion_that_starts_and_ends(
 ) -> None:
     """The conversion is not refused, and the dry run may find the part gone at any step."""
     interrupt(source, target)
-    module = file_lock if step == "is_locked" else sys.modules["ftw.conversion.conversion"]
+    owners = {"is_locked": file_lock, "held_nbytes": StagingFolder}
+    module = owners.get(step) or sys.modules["ftw.conversion.conversion"]
     real, converted = getattr(module, step), []
 
     def begin_other(*arguments: object) -> object:
@@ -629,7 +632,7 @@ def test_dry_run_between_the_two_renames_of_a_conversion_is_refused(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(source, target)
-    module, real, messages = sys.modules["ftw.conversion.target"], Path.rename, []
+    real, messages = Path.rename, []
 
     def rename(path: Path, other: Path) -> Path:
         if other == target:
@@ -639,7 +642,7 @@ def test_dry_run_between_the_two_renames_of_a_conversion_is_refused(
                 messages.append(str(caught.value))
         return real(path, other)
 
-    monkeypatch.setattr(module, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(publication, "exchange_names", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", rename)
     convert(source, target, overwrite=True)
     assert messages == 2 * [f"{target}: target: another conversion is writing it"]
