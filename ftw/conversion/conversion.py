@@ -6,40 +6,30 @@ can go on from (`ftw.conversion.resume_journal`). Memory is five buffers of 16 M
 
 from __future__ import annotations
 
-import filecmp
-import os
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint import open_checkpoint
 from ftw.conversion import metadata_files
 from ftw.conversion.plan import ConversionPlan, needed_nbytes, plan_conversion
-from ftw.conversion.publication import aside_of, is_put_aside, publish, restore_target
-from ftw.conversion.resume_journal import (
-    ForeignPartError,
-    Journal,
-    clear_folder,
-    has_part,
-    is_part_of,
-    keep_part,
-    read_journal,
-    remove_journal,
-)
+from ftw.conversion.publication import publish, restore_target
+from ftw.conversion.resume_journal import Journal, keep_part, remove_journal
 from ftw.conversion.staging import StagingFolder
-from ftw.conversion.target import check_free_space, check_target, free_nbytes, parent_folders
+from ftw.conversion.target import check_free_space, check_target, find_standing, parent_folders, resolve_target
+from ftw.conversion.target_state import read_target_state
 from ftw.conversion.verification import verify
 from ftw.conversion.writing.chunk_reader import ChunkReader
-from ftw.conversion.writing.index_file import iter_index
 from ftw.conversion.writing.shard_plan import DEFAULT_SHARD_LIMIT
 from ftw.conversion.writing.writer import FtwWriter
-from ftw.errors import FtwError, OutputError, printable
+from ftw.errors import FtwError
 from ftw.host import write_atomically
-from ftw.readers import ALIGNMENT, INDEX_NAME, FtwReader
+from ftw.readers import ALIGNMENT
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
+    from pathlib import Path
 
     from ftw.checkpoint import Checkpoint
 
@@ -149,54 +139,41 @@ def convert(
         OSError: The disk fails. What was written by then is kept for `resume`.
         ValueError: `embed` or `shard_limit` is not allowed.
     """
-    if not os.fspath(target):  # which would be the current folder
-        raise OutputError("'': target: is empty, the name of a folder is needed")
-    if "\0" in os.fsdecode(target):
-        raise OutputError(f"{printable(os.fsdecode(target))}: target: holds a zero byte, which no name may")
+    destination = resolve_target(target)
     if not isinstance(shard_limit, int) or shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
         raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
-    destination = Path(os.path.realpath(target))  # of a link: what it points to is made or replaced
     with open_checkpoint(source, decode_df11=decode_df11) as checkpoint:
         plan = plan_conversion(checkpoint, embed, shard_limit)
-        needed, free = needed_nbytes(plan, checkpoint.folder), free_nbytes(destination)
         result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, dry_run=dry_run)
-        may_write = partial(
-            check_target,
-            destination,
-            source=checkpoint.folder.resolve(),
-            is_whole_folder=checkpoint.path.is_dir(),
-            overwrite=overwrite,
-        )
+        may_write = partial(check_target, destination, checkpoint, overwrite=overwrite)
         staging = StagingFolder(destination)
-        if dry_run:
-            standing = _standing_folder(staging)
-            if resume and _looks_complete(standing, plan, checkpoint):
-                staging.is_left()  # which is cleared, unless another conversion is writing
-                return result(0, free, plan.layout.nbytes, was_complete=True)
-            may_write(standing=standing)
-            return result(*_foresee(staging, plan, needed, free, resume=resume))
-        report = _Progress(plan.layout.nbytes, progress)
-        if is_put_aside(destination):
+        state = read_target_state(staging, plan, checkpoint, resume=resume)
+        if state.is_put_aside and not dry_run:
             restore_target(staging)
-        if resume and _looks_complete(destination, plan, checkpoint) and _is_equal(destination, checkpoint, progress):
-            staging.clear()
-            remove_journal(destination)
-            return result(0, free, plan.layout.nbytes, was_complete=True)
-        may_write()
+        if state.is_complete and (dry_run or _is_equal(destination, checkpoint, progress)):
+            if not dry_run:
+                staging.clear()
+                remove_journal(destination)
+            return result(0, state.free_nbytes, plan.layout.nbytes, was_complete=True)
+        may_write(state.standing)
+        needed = needed_nbytes(plan, checkpoint.folder)
+        if dry_run:
+            kept = min(state.held_nbytes, plan.layout.start_of(state.num_begun))  # a journal may be ahead of the shards
+            free = state.free_nbytes + state.held_nbytes - kept
+            return result(needed - kept, free, plan.layout.nbytes_before(state.num_begun))
+        report = _Progress(plan.layout.nbytes, progress)
         with parent_folders(destination), staging.in_use():
-            begun = _read_part(staging, plan) if resume else []
-            checksums = keep_part(staging.path, plan.layout, begun, report) if begun else []
-            if not checksums:
-                clear_folder(staging.path)
+            begun = staging.read_journal(plan) if resume else []  # once more: now nobody else writes it
+            checksums = keep_part(staging.path, plan.layout, begun, report)
             resumed = report.done
             needed -= plan.layout.start_of(len(checksums))
             check_free_space(destination, needed)
             with Journal(staging.path, plan.digest, checksums) as journal:
                 _write(checkpoint, plan, staging.path, checksums, journal, report)
-            may_write()  # once more: writing may have taken an hour
+            may_write(find_standing(destination))  # once more: writing may have taken an hour
             publish(staging)
             remove_journal(destination)  # only now: what cannot be published is still a part
-    return result(needed, free, resumed)
+    return result(needed, state.free_nbytes, resumed)
 
 
 class _Progress:
@@ -213,80 +190,12 @@ class _Progress:
             self._tell(self.done, self._total)
 
 
-def _looks_complete(target: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
-    """Tell whether the target is what this conversion would make, by all but the bytes of its tensors."""
-    return _has_index(target / INDEX_NAME, plan) and _has_metadata(target, plan, checkpoint)
-
-
 def _is_equal(target: Path, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None) -> bool:
     """Tell whether every byte of the target is right, as it is now."""
     try:
         return verify(target, against=checkpoint, progress=progress).is_ok
     except FtwError:
         return False
-
-
-def _has_index(path: Path, plan: ConversionPlan) -> bool:
-    """Tell whether an index is that of a plan, with whatever checksums."""
-    if not path.is_file() or path.stat().st_size != plan.index_nbytes:
-        return False
-    try:
-        tensors = FtwReader(path.parent).tensors
-        checksums = [tensors[tensor.name].xxh3_64 or "" for tensor in plan.layout.tensors]
-    except (FtwError, KeyError):
-        return False
-    with path.open("rb") as file:
-        return all(file.read(len(piece)) == piece for piece in iter_index(plan.layout, checksums, plan.index_extra))
-
-
-def _has_metadata(target: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
-    """Tell whether what lies beside the weights is what lies beside the source's; derived files have checksums."""
-    pairs = ((target / name, checkpoint.folder / name) for name in plan.metadata_files)
-    return all(own.is_file() and filecmp.cmp(own, other, shallow=False) for own, other in pairs)
-
-
-def _standing_folder(staging: StagingFolder) -> Path:
-    """Return the folder that a conversion would find at the target, after `restore_target`; nothing is written.
-
-    Raises:
-        OutputError: Another conversion is writing the target, and may have put the old one aside itself.
-    """
-    if not is_put_aside(staging.target):
-        return staging.target
-    staging.is_left()
-    return aside_of(staging.target)
-
-
-def _read_part(staging: StagingFolder, plan: ConversionPlan) -> list[str]:
-    """Return the checksums of the first tensors that a staging folder should hold already.
-
-    Raises:
-        ForeignPartError: It is the part of another conversion.
-    """
-    folder, target = staging.path, staging.target
-    if not has_part(folder):
-        return []
-    if not is_part_of(folder, plan.digest):
-        found = (
-            f"{printable(str(folder))} was begun from another state of the source, by other options or another release"
-        )
-        raise ForeignPartError(f"{printable(str(target))}: target: {found}; without --resume it is begun anew")
-    return read_journal(folder, plan.layout)
-
-
-def _foresee(
-    staging: StagingFolder, plan: ConversionPlan, needed: int, free: int, *, resume: bool
-) -> tuple[int, int, int]:
-    """Return the bytes that a conversion would need, find free, and resume, with what an earlier one has left."""
-    if not staging.is_left():
-        return needed, free, 0
-    held = staging.held_nbytes()
-    try:
-        begun = _read_part(staging, plan) if resume else []
-    except FileNotFoundError:  # another conversion has cleared or published it meanwhile
-        return needed, free, 0
-    kept = min(held, plan.layout.start_of(len(begun)))  # a journal may be ahead of the shards
-    return needed - kept, free + held - kept, plan.layout.nbytes_before(len(begun))
 
 
 def _write(

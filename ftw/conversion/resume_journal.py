@@ -108,24 +108,13 @@ def keep_part(folder: Path, layout: ShardPlan, wanted: list[str], progress: Call
         wanted: The checksums that its journal has of the first tensors.
         progress: Called with the bytes of tensors that have been found right.
     """
-    kept = _check_tensors(folder, layout, wanted, progress)
+    kept = _check_tensors(folder, layout, wanted, progress) if wanted else []
     end = layout.start_of(len(kept))
     shards = [shard for shard in layout.shards if shard.offset < end]
-    clear_folder(folder, but={JOURNAL_NAME, *(shard.name for shard in shards)})
+    _clear_folder(folder, but={JOURNAL_NAME, *(shard.name for shard in shards)} if kept else set())
     for shard in shards:
         _cut(folder / shard.name, min(shard.nbytes, end - shard.offset))
     return kept
-
-
-def clear_folder(folder: Path, *, but: set[str] | frozenset[str] = frozenset()) -> None:
-    """Remove what a folder holds, less some names; links are removed, not followed."""
-    for path in folder.iterdir():
-        if path.name in but:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _first_line(digest: str) -> bytes:
@@ -171,6 +160,17 @@ def _read_run(path: Path, run: Chunk, view: memoryview) -> int:
     held = max(0, min(run.nbytes, file.nbytes - run.offset))
     file.read_into(run.offset, view[:held])
     return held
+
+
+def _clear_folder(folder: Path, *, but: set[str]) -> None:
+    """Remove what a folder holds, less some names; links are removed, not followed."""
+    for path in folder.iterdir():
+        if path.name in but:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _cut(path: Path, nbytes: int) -> None:

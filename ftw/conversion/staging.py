@@ -13,12 +13,14 @@ import shutil
 from typing import TYPE_CHECKING
 
 from ftw.conversion.open_folder import OpenFolder
-from ftw.conversion.resume_journal import ForeignPartError, has_part
+from ftw.conversion.resume_journal import ForeignPartError, has_part, is_part_of, read_journal
 from ftw.errors import CheckpointError, OutputError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from ftw.conversion.plan import ConversionPlan
 
 _log = logging.getLogger("ftw")
 _KEPT = "%s: target: what was written is kept in %s; --resume (resume=True) goes on from it"
@@ -58,6 +60,20 @@ class StagingFolder:
                     # It counts 512 bytes everywhere; Windows does not tell.
                     held += 512 * status.st_blocks if hasattr(status, "st_blocks") else status.st_size
         return held
+
+    def read_journal(self, plan: ConversionPlan) -> list[str]:
+        """Return the checksums of the first tensors, which an earlier conversion has written as its journal says.
+
+        Raises:
+            ForeignPartError: It was another conversion.
+        """
+        if not has_part(self.path):
+            return []
+        if not is_part_of(self.path, plan.digest):
+            found = "was begun from another state of the source, by other options or another release"
+            found = f"{printable(str(self.path))} {found}"
+            raise ForeignPartError(f"{printable(str(self.target))}: target: {found}; without --resume it is begun anew")
+        return read_journal(self.path, plan.layout)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[OpenFolder]:

@@ -1,10 +1,11 @@
-"""Target: the folder that a conversion makes, which is complete or is not there: may it be made, and is there room?"""
+"""Target: the folder that a conversion makes, which is complete or is not there. May it be made, and is there room?"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,46 +17,76 @@ from ftw.readers import INDEX_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ftw.checkpoint import Checkpoint
+
 _MAX_NAME_NBYTES = 255  # of a file, by Linux
 
 
-def check_target(
-    target: Path, *, source: Path, is_whole_folder: bool, overwrite: bool, standing: Path | None = None
-) -> None:
-    """Check that a folder may be made or replaced.
+class Standing(Enum):
+    """What stands at a target; an empty folder is nothing."""
 
-    Args:
-        target: It, as a real path.
-        source: The folder of the source, as a real path.
-        is_whole_folder: Whether all of that folder is the source; the one around a single file may hold the target too.
-        overwrite: Whether an FTW folder may be replaced.
-        standing: The folder that is taken for the one of that name, if it is another (`standing_folder`).
+    NOTHING = "nothing"
+    FILE = "file"
+    MOUNT_POINT = "mount point"
+    FTW = "FTW folder"
+    OTHER = "other folder"
+
+
+_REFUSALS = {
+    Standing.FILE: "is a file, a folder that does not exist yet is needed",
+    Standing.MOUNT_POINT: "is a mount point, which cannot be renamed; name a folder in it",
+    Standing.OTHER: "is not an FTW folder; --overwrite replaces nothing else",
+}
+_NOT_EMPTY = "exists and is not empty; --overwrite replaces an FTW folder"
+
+
+def resolve_target(given: str | os.PathLike[str]) -> Path:
+    """Return a target as a real path: if it is a link, what it points to is made or replaced.
+
+    Raises:
+        OutputError: No folder can have that name.
+    """
+    if not os.fspath(given):  # which would be the current folder
+        raise OutputError("'': target: is empty, the name of a folder is needed")
+    if "\0" in os.fsdecode(given):
+        raise _refusal(os.fsdecode(given), "holds a zero byte, which no name may")
+    target = Path(os.path.realpath(given))
+    if target.is_symlink():  # although links have been followed
+        raise _refusal(target, "is a link that leads back to itself, the name of a folder is needed")
+    if len(os.fsencode(StagingFolder(target).path.name)) > _MAX_NAME_NBYTES:
+        found = f"its name has {len(os.fsencode(target.name))} bytes"
+        most = _MAX_NAME_NBYTES - len(StagingFolder(Path("")).path.name)
+        raise _refusal(target, f"{found}, at most {most} are allowed, since it has another one meanwhile")
+    return target
+
+
+def find_standing(folder: Path) -> Standing:
+    """Return what stands at a target."""
+    if not folder.exists():
+        return Standing.NOTHING
+    if not folder.is_dir():
+        return Standing.FILE
+    if os.path.ismount(folder):
+        return Standing.MOUNT_POINT
+    if not any(folder.iterdir()):
+        return Standing.NOTHING
+    return Standing.FTW if (folder / INDEX_NAME).is_file() else Standing.OTHER
+
+
+def check_target(target: Path, checkpoint: Checkpoint, standing: Standing, *, overwrite: bool) -> None:
+    """Check that a folder may be made or replaced; `overwrite` allows to replace an FTW folder.
 
     Raises:
         OutputError: It may not.
     """
-    name = printable(str(target))
-    if target.is_symlink():  # although links have been followed
-        raise OutputError(f"{name}: target: is a link that leads back to itself, the name of a folder is needed")
-    if len(os.fsencode(StagingFolder(target).path.name)) > _MAX_NAME_NBYTES:
-        most = _MAX_NAME_NBYTES - len(StagingFolder(Path("")).path.name)
-        found = f"its name has {len(os.fsencode(target.name))} bytes"
-        raise OutputError(f"{name}: target: {found}, at most {most} are allowed, since it has another one meanwhile")
-    lies_inside = source in target.parents and is_whole_folder
+    source = checkpoint.folder.resolve()
+    lies_inside = source in target.parents and checkpoint.path.is_dir()  # beside a single file it may lie
     if target == source or lies_inside or target in source.parents:
-        raise OutputError(f"{name}: target: and the source {printable(str(source))} lie in one another, none may")
-    standing = standing or target
-    if not standing.exists():
-        return
-    if not standing.is_dir():
-        raise OutputError(f"{name}: target: is a file, a folder that does not exist yet is needed")
-    if os.path.ismount(standing):
-        raise OutputError(f"{name}: target: is a mount point, which cannot be renamed; name a folder in it")
-    if any(standing.iterdir()):
-        if not overwrite:
-            raise OutputError(f"{name}: target: exists and is not empty; --overwrite replaces an FTW folder")
-        if not (standing / INDEX_NAME).is_file():
-            raise OutputError(f"{name}: target: is not an FTW folder; --overwrite replaces nothing else")
+        raise _refusal(target, f"and the source {printable(str(source))} lie in one another, none may")
+    if standing in (Standing.FTW, Standing.OTHER) and not overwrite:
+        raise _refusal(target, _NOT_EMPTY)
+    if standing in _REFUSALS:
+        raise _refusal(target, _REFUSALS[standing])
 
 
 def free_nbytes(target: Path) -> int:
@@ -93,3 +124,7 @@ def parent_folders(target: Path) -> Iterator[None]:
             for folder in made:
                 folder.rmdir()
         raise
+
+
+def _refusal(target: Path | str, problem: str) -> OutputError:
+    return OutputError(f"{printable(str(target))}: target: {problem}")

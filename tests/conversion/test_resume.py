@@ -20,7 +20,7 @@ from ftw.cli.main import main
 from places import SUPPORT
 
 import ftw
-from ftw.conversion import publication
+from ftw.conversion import publication, staging
 from ftw.conversion.staging import StagingFolder
 from ftw.conversion.writing import writer
 from ftw.errors import OutputError
@@ -548,7 +548,7 @@ def test_dry_run_beside_a_conversion_that_starts_and_ends(
     """The conversion is not refused, and the dry run may find the part gone at any step."""
     interrupt(source, target)
     owners = {"is_locked": file_lock, "held_nbytes": StagingFolder}
-    module = owners.get(step) or sys.modules["ftw.conversion.conversion"]
+    module = owners.get(step) or staging
     real, converted = getattr(module, step), []
 
     def begin_other(*arguments: object) -> object:
