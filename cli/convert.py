@@ -85,8 +85,8 @@ def convert_command(
 
 def _print_result(result: ConversionResult, embed: str) -> None:
     plan = result.plan
-    size = format_size(plan.layout.total_bytes)
-    tensors, shards = len(plan.layout.tensors), len(plan.layout.shards)
+    size = format_size(plan.shard_plan.total_bytes)
+    tensors, shards = len(plan.shard_plan.tensors), len(plan.shard_plan.shards)
     done, found = ("would write", "would be checked") if result.dry_run else ("wrote", "found right")
     if result.was_complete:
         done = "there already, would be compared:" if result.dry_run else "complete already:"
@@ -102,7 +102,7 @@ def _print_result(result: ConversionResult, embed: str) -> None:
     for name, parts in plan.decoded.items():
         print_line(f"decoded: {name}, from {len(parts)} DF11 tensors")
     if result.dry_run:
-        for shard in plan.layout.shards:
+        for shard in plan.shard_plan.shards:
             print_line(f"shard: {shard.name}, {format_size(shard.nbytes)}")
     print_line(f"beside the weights: {', '.join(plan.metadata_names) or 'nothing'}")
     for entry in plan.left_out:

@@ -6,15 +6,15 @@ can go on from (`ftw.conversion.resume_journal`). Memory is five buffers of 16 M
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftw.checkpoint import open_checkpoint
 from ftw.conversion import metadata_files
-from ftw.conversion.plan import ConversionPlan, needed_nbytes, plan_conversion
+from ftw.conversion.plan import needed_nbytes, plan_conversion
 from ftw.conversion.publication import publish, restore_target
-from ftw.conversion.resume_journal import Journal, keep_part, remove_journal
+from ftw.conversion.result import ConversionResult
+from ftw.conversion.resume_journal import Journal, keep_tensors, remove_journal
 from ftw.conversion.staging import StagingFolder
 from ftw.conversion.target import check_free_space, check_target, find_standing, parent_folders, resolve_target
 from ftw.conversion.target_state import read_target_state
@@ -32,76 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftw.checkpoint import Checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class ConversionResult:
-    """What a conversion wrote, or with `dry_run` would write.
-
-    Attributes:
-        source: As it was given.
-        target: As it was given.
-        format: Of the source.
-        plan: All that was decided.
-        needed_nbytes: Bytes of all that is written, without what is kept of an earlier conversion.
-        free_nbytes: What was free on the target's disk before. With `dry_run` what is there of an earlier conversion
-            and would be cleared counts as free.
-        resumed_nbytes: Bytes of tensors that an earlier conversion had written, and this one found right. With
-            `dry_run` those that its journal names.
-        was_complete: Whether the target was there already, so that nothing was written. With `dry_run` that rests on
-            the index and the metadata files.
-        dry_run: Whether nothing was written, and all this is what would be.
-    """
-
-    source: str
-    target: str
-    format: str
-    plan: ConversionPlan
-    needed_nbytes: int
-    free_nbytes: int
-    resumed_nbytes: int = 0
-    was_complete: bool = False
-    dry_run: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object that `ftw convert --json` prints."""
-        plan, layout, placement = self.plan, self.plan.layout, self.plan.placement
-        return {
-            "source": self.source,
-            "target": self.target,
-            "format": self.format,
-            "num_source_tensors": plan.num_source_tensors,
-            "num_tensors": len(layout.tensors),
-            "nbytes": layout.nbytes,
-            "total_bytes": layout.total_bytes,
-            "resumed_bytes": self.resumed_nbytes,
-            "was_complete": self.was_complete,
-            "dry_run": self.dry_run,
-            "needed_bytes": self.needed_nbytes,
-            "free_bytes": self.free_nbytes,
-            "shards": [{"file": shard.name, "nbytes": shard.nbytes} for shard in layout.shards],
-            "embed": {
-                "placement": placement.placement,
-                "tables": [table.name for table in placement.host_tables],
-                "reason": placement.reason,
-            },
-            "tables": [
-                {
-                    "name": table.name,
-                    "role": table.role,
-                    "nbytes": table.nbytes,
-                    "placement": "host" if plan.is_on_host(table) else "gpu",
-                    "eligible": table.eligible,
-                    "reason": table.reason,
-                    "detail": table.detail,
-                }
-                for table in plan.tables
-            ],
-            "decoded": [{"name": name, "from": list(parts)} for name, parts in plan.decoded.items()],
-            "metadata_files": plan.metadata_names,
-            "warnings": list(plan.warnings),
-            "left_out": [entry._asdict() for entry in plan.left_out],
-        }
+    from ftw.conversion.plan import ConversionPlan
 
 
 def convert(
@@ -154,19 +85,21 @@ def convert(
             if not dry_run:
                 staging.clear()
                 remove_journal(destination)
-            return result(0, state.free_nbytes, plan.layout.nbytes, was_complete=True)
+            return result(0, state.free_nbytes, plan.shard_plan.nbytes, was_complete=True)
         may_write(state.standing)
         needed = needed_nbytes(plan, checkpoint.folder)
         if dry_run:
-            kept = min(state.held_nbytes, plan.layout.start_of(state.num_begun))  # a journal may be ahead of the shards
+            kept = min(
+                state.held_nbytes, plan.shard_plan.start_of(state.num_begun)
+            )  # a journal may be ahead of the shards
             free = state.free_nbytes + state.held_nbytes - kept
-            return result(needed - kept, free, plan.layout.nbytes_before(state.num_begun))
-        report = _Progress(plan.layout.nbytes, progress)
+            return result(needed - kept, free, plan.shard_plan.nbytes_before(state.num_begun))
+        report = _Progress(plan.shard_plan.nbytes, progress)
         with parent_folders(destination), staging.in_use():
             begun = staging.read_journal(plan) if resume else []  # once more: now nobody else writes it
-            checksums = keep_part(staging.path, plan.layout, begun, report)
+            checksums = keep_tensors(staging.path, plan.shard_plan, begun, report)
             resumed = report.done
-            needed -= plan.layout.start_of(len(checksums))
+            needed -= plan.shard_plan.start_of(len(checksums))
             check_free_space(destination, needed)
             with Journal(staging.path, plan.digest, checksums) as journal:
                 _write(checkpoint, plan, staging.path, checksums, journal, report)
@@ -210,6 +143,6 @@ def _write(
     for file in plan.derived_files:
         write_atomically(staging / file.name, file.read())
     name = checkpoint.source
-    with FtwWriter(staging, plan.layout, source=name, checksums=checksums, record=journal.record) as writer:
+    with FtwWriter(staging, plan.shard_plan, source=name, checksums=checksums, record=journal.record) as writer:
         writer.write(ChunkReader(checkpoint).read, progress)
         writer.finish(plan.index_extra)

@@ -42,7 +42,7 @@ class ConversionPlan:
     """What a conversion will write.
 
     Attributes:
-        layout: Where each tensor goes.
+        shard_plan: Where each tensor goes.
         placement: Which tables are laid out for the host.
         tables: All lookup tables of the source, with their verdicts.
         host_tables: Those of them that are laid out for the host.
@@ -56,7 +56,7 @@ class ConversionPlan:
         digest: Of all that, and of the state of the source's files.
     """
 
-    layout: ShardPlan
+    shard_plan: ShardPlan
     placement: Placement
     tables: tuple[TableVerdict, ...]
     host_tables: frozenset[TableVerdict]
@@ -77,7 +77,7 @@ class ConversionPlan:
     @property
     def num_source_tensors(self) -> int:
         """Tensors of the source, of which each is written, or goes into one that is decoded."""
-        return len(self.layout.tensors) + sum(len(names) - 1 for names in self.decoded.values())
+        return len(self.shard_plan.tensors) + sum(len(names) - 1 for names in self.decoded.values())
 
     def is_on_host(self, table: TableVerdict) -> bool:
         """Tell whether a table is laid out for the host."""
@@ -97,9 +97,9 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     roles = {name: table.role for table in placement.host_tables for name in table.tensors}
     tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in checkpoint.tensors.values()]
     tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
-    layout = plan_shards(tensors, shard_limit)
-    if len(layout.shards) > _MAX_SHARDS:
-        found = f"{len(layout.shards)} of at most {shard_limit} bytes would be needed"
+    shard_plan = plan_shards(tensors, shard_limit)
+    if len(shard_plan.shards) > _MAX_SHARDS:
+        found = f"{len(shard_plan.shards)} of at most {shard_limit} bytes would be needed"
         raise OutputError(f"{printable(checkpoint.source)}: shards: {found}, at most {_MAX_SHARDS} are allowed")
     files, beside = metadata_files.choose(checkpoint)
     derived = checkpoint.derived_files
@@ -108,16 +108,16 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     left_out = (*checkpoint.left_out, *beside)
     extra = _index_extra(checkpoint, placement, _metadata_names(files, derived), derived, left_out)
     hasher, nbytes = xxhash.xxh3_128(), 0
-    for piece in iter_index_without_checksums(layout, extra):
+    for piece in iter_index_without_checksums(shard_plan, extra):
         hasher.update(piece)
         nbytes += len(piece)
     if nbytes > MAX_NBYTES:
-        found = f"{len(layout.tensors)} of them would take an index of {nbytes} bytes"
+        found = f"{len(shard_plan.tensors)} of them would take an index of {nbytes} bytes"
         raise CheckpointError(checkpoint.folder, "tensors", f"{found}, at most {MAX_NBYTES} are allowed")
     for weights in checkpoint.files:
         hasher.update(_state_of(weights.path))
     return ConversionPlan(
-        layout=layout,
+        shard_plan=shard_plan,
         placement=placement,
         tables=verdict.tables,
         host_tables=frozenset(placement.host_tables),
@@ -125,7 +125,7 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
         metadata_files=files,
         derived_files=derived,
         left_out=left_out,
-        warnings=(*verdict.warnings, *_warnings(checkpoint, layout, left_out)),
+        warnings=(*verdict.warnings, *_warnings(checkpoint, shard_plan, left_out)),
         index_extra=extra,
         index_nbytes=nbytes,
         digest=hasher.hexdigest(),
@@ -144,15 +144,15 @@ def _state_of(path: Path) -> bytes:
 def needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
     """Return the bytes that a conversion of the checkpoint in a folder will write."""
     copied = sum((folder / path).stat().st_size for path in plan.metadata_files)
-    return plan.layout.total_bytes + plan.index_nbytes + copied + sum(file.nbytes for file in plan.derived_files)
+    return plan.shard_plan.total_bytes + plan.index_nbytes + copied + sum(file.nbytes for file in plan.derived_files)
 
 
-def _warnings(checkpoint: Checkpoint, layout: ShardPlan, left_out: tuple[LeftOut, ...]) -> list[str]:
+def _warnings(checkpoint: Checkpoint, shard_plan: ShardPlan, left_out: tuple[LeftOut, ...]) -> list[str]:
     """Return what a user might not expect of the conversion; the verdict has warnings of its own."""
     found: list[str] = []
     if checkpoint.format == "ftw" and checkpoint.metadata.get("side_files"):
         found.append(_SIDE_FILES)
-    on_host = {tensor.name for tensor in layout.tensors if tensor.placement == "host"}
+    on_host = {tensor.name for tensor in shard_plan.tensors if tensor.placement == "host"}
     dropped = [
         name for name, tensor in checkpoint.tensors.items() if tensor.placement == "host" and name not in on_host
     ]

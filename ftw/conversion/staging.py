@@ -13,7 +13,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from ftw.conversion.open_folder import OpenFolder
-from ftw.conversion.resume_journal import ForeignPartError, has_part, is_part_of, read_journal
+from ftw.conversion.resume_journal import NotResumableError, is_journal_of, is_resumable, read_journal
 from ftw.errors import CheckpointError, OutputError, printable
 
 if TYPE_CHECKING:
@@ -65,15 +65,17 @@ class StagingFolder:
         """Return the checksums of the first tensors, which an earlier conversion has written as its journal says.
 
         Raises:
-            ForeignPartError: It was another conversion.
+            NotResumableError: It was another conversion.
         """
-        if not has_part(self.path):
+        if not is_resumable(self.path):
             return []
-        if not is_part_of(self.path, plan.digest):
+        if not is_journal_of(self.path, plan.digest):
             found = "was begun from another state of the source, by other options or another release"
             found = f"{printable(str(self.path))} {found}"
-            raise ForeignPartError(f"{printable(str(self.target))}: target: {found}; without --resume it is begun anew")
-        return read_journal(self.path, plan.layout)
+            raise NotResumableError(
+                f"{printable(str(self.target))}: target: {found}; without --resume it is begun anew"
+            )
+        return read_journal(self.path, plan.shard_plan)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[OpenFolder]:
@@ -104,11 +106,11 @@ class StagingFolder:
                 yield
             except BaseException as error:
                 is_of_use = not isinstance(error, CheckpointError)
-                is_news = not isinstance(error, ForeignPartError)
+                is_news = not isinstance(error, NotResumableError)
                 raise
             finally:
                 if folder.is_at(self.path):  # otherwise it is published, and the name may be another conversion's
-                    if not is_of_use or not has_part(self.path):
+                    if not is_of_use or not is_resumable(self.path):
                         remove_folder(self.path)
                     elif is_news:
                         _log.warning(_KEPT, printable(str(self.target)), printable(str(self.path)))

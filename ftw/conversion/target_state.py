@@ -50,7 +50,7 @@ def read_target_state(
 
     Raises:
         OutputError: Another conversion is writing the target.
-        ForeignPartError: What an earlier conversion has left cannot be resumed.
+        NotResumableError: What an earlier conversion has left cannot be resumed.
     """
     target, free, num_begun, held = staging.target, free_nbytes(staging.target), 0, 0
     was_put_aside = is_put_aside(target)
@@ -76,11 +76,11 @@ def _has_index(path: Path, plan: ConversionPlan) -> bool:
         return False
     try:
         tensors = FtwReader(path.parent).tensors
-        checksums = [tensors[tensor.name].xxh3_64 or "" for tensor in plan.layout.tensors]
+        checksums = [tensors[tensor.name].xxh3_64 or "" for tensor in plan.shard_plan.tensors]
     except (FtwError, KeyError):
         return False
     with path.open("rb") as file:
-        return all(file.read(len(text)) == text for text in iter_index(plan.layout, checksums, plan.index_extra))
+        return all(file.read(len(text)) == text for text in iter_index(plan.shard_plan, checksums, plan.index_extra))
 
 
 def _has_metadata(folder: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:

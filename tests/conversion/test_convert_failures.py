@@ -30,8 +30,8 @@ STAGING = ".out.ftw-partial"
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
-    """A conversion of a few MiB then takes several runs."""
-    monkeypatch.setattr(writer_module, "_RUN_NBYTES", 1 << 20)
+    """A conversion of a few MiB then takes several chunks."""
+    monkeypatch.setattr(writer_module, "_CHUNK_NBYTES", 1 << 20)
 
 
 def sharded(folder: Path, *, nbytes: int = 24 << 20, seed: int = 0) -> Path:
@@ -69,10 +69,10 @@ def fail_in_write(monkeypatch, code: int, after: int) -> None:
 def fail_in_read(monkeypatch, error: BaseException) -> None:
     real = ChunkReader.read
 
-    def read(self, run, buffer):
-        if any(piece.tensor.name == "t3" for piece in run.pieces):
+    def read(self, chunk, buffer):
+        if any(part.tensor.name == "t3" for part in chunk.parts):
             raise error
-        return real(self, run, buffer)
+        return real(self, chunk, buffer)
 
     monkeypatch.setattr(ChunkReader, "read", read)
 
@@ -85,8 +85,8 @@ def old_target(request, tmp_path) -> bool:
     return request.param
 
 
-def assert_target_is_as_before(work: Path, old_target: bool, *, is_part_left: bool = False) -> None:
-    names = [STAGING] * is_part_left + ["out"] * old_target
+def assert_target_is_as_before(work: Path, old_target: bool, *, is_left: bool = False) -> None:
+    names = [STAGING] * is_left + ["out"] * old_target
     assert sorted(path.name for path in work.iterdir()) == names if names else not work.exists()
     if old_target:
         assert ftw.verify(work / "out").is_ok
@@ -105,14 +105,14 @@ def test_convert_error_of_a_write_names_the_shard_and_leaves_nothing(tmp_path, m
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full", "io"])
-def test_convert_error_of_a_write_leaves_a_part_that_resumes(tmp_path, monkeypatch, caplog, old_target, code):
+def test_convert_error_of_a_write_can_be_resumed(tmp_path, monkeypatch, caplog, old_target, code):
     source = sharded(tmp_path / "src")
     target = tmp_path / "work" / "out"
     with monkeypatch.context() as patch:
         fail_in_write(patch, code, after=15)
         with pytest.raises(OSError, match=r"freetoken-00000\.ftw"):
             ftw.convert(source, target, overwrite=True)
-    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=True)
+    assert_target_is_as_before(tmp_path / "work", old_target, is_left=True)
     assert caplog.messages == [
         f"{target}: target: what was written is kept in {target.parent / STAGING}; "
         "--resume (resume=True) goes on from it"
@@ -133,13 +133,13 @@ def test_convert_error_of_a_write_leaves_a_part_that_resumes(tmp_path, monkeypat
     [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt(), MemoryError()],
     ids=["io", "interrupt", "memory"],
 )
-def test_convert_error_of_a_read_leaves_a_part_that_resumes(tmp_path, monkeypatch, old_target, error):
+def test_convert_error_of_a_read_can_be_resumed(tmp_path, monkeypatch, old_target, error):
     source = sharded(tmp_path / "src")
     with monkeypatch.context() as patch:
         fail_in_read(patch, error)
         with pytest.raises(type(error)):
             ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
-    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=True)
+    assert_target_is_as_before(tmp_path / "work", old_target, is_left=True)
     assert ftw.convert(source, tmp_path / "work" / "out", overwrite=True, resume=True).resumed_nbytes
     assert ftw.verify(tmp_path / "work" / "out", against=source).is_ok
 
@@ -164,8 +164,8 @@ def test_convert_notices_a_shard_that_changes_while_it_reads(tmp_path, old_targe
 
     with pytest.raises((CheckpointError, FileNotFoundError), match="model-00002-of-00002"):
         ftw.convert(source, tmp_path / "work" / "out", overwrite=True, progress=spoil)
-    # A part of what the source was is of no use; but a file that is not there may be so for a moment, on a network.
-    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=change == "remove")
+    # What was made of another state of the source is of no use; but a file may be missing for a moment, on a network.
+    assert_target_is_as_before(tmp_path / "work", old_target, is_left=change == "remove")
 
 
 def test_convert_refuses_a_disk_that_is_too_small_before_it_writes(tmp_path, monkeypatch, old_target):
@@ -303,7 +303,7 @@ def test_convert_overwrite_puts_the_old_folder_back_where_the_second_rename_fail
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OSError, match="broken"):
         ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
-    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=True)
+    assert_target_is_as_before(tmp_path / "work", old_target, is_left=True)
 
 
 def test_convert_overwrite_never_leaves_the_name_empty(tmp_path, monkeypatch):
@@ -358,7 +358,7 @@ def test_convert_killed_at_any_point_leaves_a_valid_target_or_none(tmp_path, ove
 
 
 @pytest.mark.parametrize("interrupts", [1, 3], ids=["once", "thrice"])
-def test_convert_interrupted_exits_with_130_and_leaves_a_part(tmp_path, interrupts):
+def test_convert_interrupted_exits_with_130_and_can_be_resumed(tmp_path, interrupts):
     source = sharded(tmp_path / "src", nbytes=64 << 20)
     target = tmp_path / "work" / "out"
     # The interrupt comes when the conversion is surely under way: from its own progress function.
@@ -437,7 +437,7 @@ def test_convert_tells_the_dtypes_that_are_allowed(tmp_path):
         ftw.convert(tmp_path / "model.safetensors", tmp_path / "out")
 
 
-def test_convert_that_refuses_a_part_does_not_praise_it(tmp_path, monkeypatch, caplog):
+def test_convert_that_cannot_resume_does_not_offer_to(tmp_path, monkeypatch, caplog):
     source = sharded(tmp_path / "src")
     with monkeypatch.context() as patch:
         fail_in_write(patch, errno.ENOSPC, after=15)

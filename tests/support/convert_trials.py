@@ -78,7 +78,7 @@ class Trials:
         self.counts = {"trials": 0, "killed": 0, "failed": 0, "resumed": 0}
         self.problems: list[str] = []
         work.mkdir()
-        writer._RUN_NBYTES = 16 << 10  # so that a small tensor takes several runs, too
+        writer._CHUNK_NBYTES = 16 << 10  # so that a small tensor takes several chunks, too
         convert(source, work / "whole", shard_limit=SHARD_LIMIT, embed="host")
         self.whole = tree(work / "whole")
         convert(source, self.old, shard_limit=4096)
