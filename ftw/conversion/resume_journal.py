@@ -49,7 +49,7 @@ class Journal:
         """Begin a journal, of a conversion that resumes after the tensors of these checksums."""
         self._path = folder / JOURNAL_NAME
         write_atomically(self._path, [_first_line(digest), _lines(checksums)])  # or a kill here would lose it all
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def __enter__(self) -> Journal:
         return self
@@ -177,7 +177,7 @@ def _clear_folder(folder: Path, *, but: set[str]) -> None:
 
 def _cut(path: Path, nbytes: int) -> None:
     """Drop what a shard holds beyond its first bytes, and make those last."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_WRONLY)
     try:
         if os.fstat(descriptor).st_size > nbytes:
             os.ftruncate(descriptor, nbytes)
