@@ -1,7 +1,7 @@
 """Conversion to FTW: bytes move unchanged, a checksum is taken on the way, and the folder appears when it is complete.
 
-A conversion that fails or is killed leaves the target as it was (`ftw.conversion.target`), and a part that the next one
-can go on from (`ftw.conversion.resume_journal`). Memory is five buffers of 16 MiB, and the headers.
+A conversion that fails or is killed leaves the target as it was (`ftw.conversion.publication`). The next one can resume
+what was written (`ftw.conversion.resume_journal`). Memory is five buffers of 16 MiB, and the headers.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ def convert(
     Args:
         source: A path or a hub id.
         target: The folder to make.
-        embed: "host" lays the lookup tables out for host memory, "auto" does so where it is allowed, "gpu" does not.
+        embed: "host" places lookup tables for host memory, "auto" does so if it is allowed, "gpu" does not.
         shard_limit: The most bytes of one shard, a multiple of 4096.
         overwrite: Replace an existing FTW folder; it stays as it is until the new one is complete.
-        resume: Go on from the tensors that an interrupted conversion has written, once they are found right. Where the
-            target is there, compare it with the source, and do nothing if it is what this conversion would make.
-        dry_run: Plan and check, write nothing. What `resume` would read back, or compare, is taken to be right, and
-            whether the disk has room is told by the result.
+        resume: Keep the tensors that an interrupted conversion has written, if they are right. If the target exists,
+            compare it with the source, and do nothing if it is what this conversion would make.
+        dry_run: Plan and check, write nothing. What `resume` would read back or compare is taken to be right. The
+            result says whether the disk has room.
         decode_df11: Decode lookup tables that are stored as DF11 to bfloat16.
-        progress: Called with the bytes done and all bytes, after each piece of at most 16 MiB.
+        progress: Called with the bytes done and all bytes, after each chunk of at most 16 MiB.
 
     Raises:
         NotEligibleError: `embed` is "host" and the token embedding may not leave the GPU.
         CheckpointError: The source is broken, or has changed meanwhile.
         OutputError: The target exists, is a mount point, lies in the source, is being written already, or would not
-            fit on its disk; or, with `resume`, what is there is the part of another conversion.
+            fit on its disk; or, with `resume`, another conversion has left what is there.
         OSError: The disk fails. What was written by then is kept for `resume`.
         ValueError: `embed` or `shard_limit` is not allowed.
     """
@@ -105,7 +105,7 @@ def convert(
                 _write(checkpoint, plan, staging.path, checksums, journal, report)
             may_write(find_standing(destination))  # once more: writing may have taken an hour
             publish(staging)
-            remove_journal(destination)  # only now: what cannot be published is still a part
+            remove_journal(destination)  # only now: what cannot be published can still be resumed
     return result(needed, state.free_nbytes, resumed)
 
 

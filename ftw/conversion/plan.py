@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MAX_SHARDS = 10_000  # each costs a reader memory
 _MAX_LEFT_OUT = 1000  # entries of the index, which a reader takes up to a bound
 _SIDE_FILES = "the tensors of its side files go into the region, where FreeToken's own server does not look for them"
-# Index keys that the writer sets itself, or that would tell of the source; a source FTW's other keys are carried over.
+# Index keys that the writer sets itself, or that describe the source; a source FTW's other keys are carried over.
 _OWN_INDEX_KEYS = frozenset(
     {"format", "version", "align", "shard_limit", "total_bytes", "counts", "source_model_path", "side_files", "ftw"}
 )
@@ -43,12 +43,12 @@ class ConversionPlan:
 
     Attributes:
         shard_plan: Where each tensor goes.
-        placement: Which tables are laid out for the host.
+        placement: Which tables are placed for host memory.
         tables: All lookup tables of the source, with their verdicts.
-        host_tables: Those of them that are laid out for the host.
+        host_tables: Those of them that are placed for host memory.
         decoded: Tensors that are decoded, and the source's tensors that they come from.
         metadata_files: Files that are copied beside the weights, relative to the source's folder.
-        derived_files: Files that are written beside them, of what the source keeps among its weights.
+        derived_files: Files that are made of what the source keeps among its weights.
         left_out: Files and stale tensors of the source that are not taken, with the reason.
         warnings: What a user should know besides.
         index_extra: Keys of the index beside its lists of tensors and shards.
@@ -80,7 +80,7 @@ class ConversionPlan:
         return len(self.shard_plan.tensors) + sum(len(names) - 1 for names in self.decoded.values())
 
     def is_on_host(self, table: TableVerdict) -> bool:
-        """Tell whether a table is laid out for the host."""
+        """Tell whether a table is placed for host memory."""
         return table in self.host_tables
 
 
@@ -133,9 +133,9 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
 
 
 def _state_of(path: Path) -> bytes:
-    """Return what tells a file's content from any other's, as far as the file system tells.
+    """Return what changes with a file's content, as far as the file system says.
 
-    Equal times alone tell nothing: archives and package managers set them.
+    Equal times alone prove nothing: archives and package managers set them.
     """
     status = path.stat()
     return repr((path.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)).encode()
@@ -157,7 +157,8 @@ def _warnings(checkpoint: Checkpoint, shard_plan: ShardPlan, left_out: tuple[Lef
         name for name, tensor in checkpoint.tensors.items() if tensor.placement == "host" and name not in on_host
     ]
     if dropped:
-        found.append(f"{', '.join(dropped)}: laid out for host memory, and now not any more; --embed host keeps that")
+        problem = "the source stores these tables for host memory, the result will not; add --embed host to keep it"
+        found.append(f"{', '.join(dropped)}: {problem}")
     if any((entry.kind, entry.name) == ("file", CONFIG_NAME) for entry in left_out):
         found.append(f"its {CONFIG_NAME} is left out, so the FTW has none")
     return found
@@ -230,5 +231,5 @@ def _derived_entry(file: DerivedFile) -> dict[str, Any]:
 
 
 def _unicode(name: str) -> str:
-    """Return a file name as JSON can hold it: bytes that are no UTF-8 become escapes."""
+    """Return a file name as JSON can hold it: bytes that are not UTF-8 become escapes."""
     return name.encode("utf-8", "backslashreplace").decode()

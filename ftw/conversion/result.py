@@ -18,14 +18,14 @@ class ConversionResult:
         target: As it was given.
         format: Of the source.
         plan: All that was decided.
-        needed_nbytes: Bytes of all that is written, without what is kept of an earlier conversion.
-        free_nbytes: What was free on the target's disk before. With `dry_run` what is there of an earlier conversion
-            and would be cleared counts as free.
+        needed_nbytes: Bytes that are written, without what is kept of an earlier conversion.
+        free_nbytes: What was free on the target's disk before. With `dry_run` what an earlier conversion has left and
+            this one would clear counts as free.
         resumed_nbytes: Bytes of tensors that an earlier conversion had written, and this one found right. With
-            `dry_run` those that its journal names.
-        was_complete: Whether the target was there already, so that nothing was written. With `dry_run` that rests on
-            the index and the metadata files.
-        dry_run: Whether nothing was written, and all this is what would be.
+            `dry_run` those that the journal names.
+        was_complete: Whether the target was complete already, so that nothing was written. With `dry_run` by its index
+            and metadata files alone.
+        dry_run: Whether this is a plan, and nothing was written.
     """
 
     source: str

@@ -1,7 +1,7 @@
 """StagingFolder: the hidden folder beside a target, `.NAME.ftw-partial`, in which a conversion writes everything.
 
-The conversion locks it, so that a second one is refused. What a conversion leaves in it that ends before can be resumed
-(`ftw.conversion.resume_journal`), or the next one clears it.
+The conversion locks it, so that a second one is refused. What a conversion leaves there that is interrupted, the next
+one resumes (`ftw.conversion.resume_journal`) or clears.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftw.conversion.plan import ConversionPlan
 
 _log = logging.getLogger("ftw")
-_KEPT = "%s: target: what was written is kept in %s; --resume (resume=True) goes on from it"
+_KEPT = "%s: target: what was written is kept in %s; --resume (resume=True) continues it"
 _NOT_REMOVED = "%s: folder: is not needed any more, and cannot be removed: %s"
 
 
@@ -70,10 +70,10 @@ class StagingFolder:
         if not is_resumable(self.path):
             return []
         if not is_journal_of(self.path, plan.digest):
-            found = "was begun from another state of the source, by other options or another release"
+            found = "belongs to another state of the source, other options or another release and cannot be resumed"
             found = f"{printable(str(self.path))} {found}"
             raise NotResumableError(
-                f"{printable(str(self.target))}: target: {found}; without --resume it is begun anew"
+                f"{printable(str(self.target))}: target: {found}; without --resume a new conversion begins"
             )
         return read_journal(self.path, plan.shard_plan)
 
@@ -130,7 +130,7 @@ class StagingFolder:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, if it is there; if that fails say so, since it takes room and a name."""
+    """Remove a folder, if it is there; warn if that fails, since it takes room and a name."""
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:

@@ -49,14 +49,14 @@ def resolve_target(given: str | os.PathLike[str]) -> Path:
     if not os.fspath(given):  # which would be the current folder
         raise OutputError("'': target: is empty, the name of a folder is needed")
     if "\0" in os.fsdecode(given):
-        raise _refusal(os.fsdecode(given), "holds a zero byte, which no name may")
+        raise _refusal(os.fsdecode(given), "contains a zero byte, which is not allowed in a file name")
     target = Path(os.path.realpath(given))
-    if target.is_symlink():  # although links have been followed
+    if target.is_symlink():  # links have been followed, so it leads to itself
         raise _refusal(target, "is a link that leads back to itself, the name of a folder is needed")
     if len(os.fsencode(StagingFolder(target).path.name)) > _MAX_NAME_NBYTES:
         found = f"its name has {len(os.fsencode(target.name))} bytes"
         most = _MAX_NAME_NBYTES - len(StagingFolder(Path("")).path.name)
-        raise _refusal(target, f"{found}, at most {most} are allowed, since it has another one meanwhile")
+        raise _refusal(target, f"{found}, at most {most} are allowed, since a longer one is used while it is written")
     return target
 
 
@@ -82,7 +82,7 @@ def check_target(target: Path, checkpoint: Checkpoint, standing: Standing, *, ov
     source = checkpoint.folder.resolve()
     lies_inside = source in target.parents and checkpoint.path.is_dir()  # beside a single file it may lie
     if target == source or lies_inside or target in source.parents:
-        raise _refusal(target, f"and the source {printable(str(source))} lie in one another, none may")
+        raise _refusal(target, f"and the source {printable(str(source))} must not contain each other")
     if standing in (Standing.FTW, Standing.OTHER) and not overwrite:
         raise _refusal(target, _NOT_EMPTY)
     if standing in _REFUSALS:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, write_sharded
+from folders import state
 from leaks import descriptors
 from thread_limit import limit_threads
 
@@ -46,11 +47,6 @@ def sharded(folder: Path, *, nbytes: int = 24 << 20, seed: int = 0) -> Path:
         "model-00002-of-00002.safetensors": {name: tensors[name] for name in names[2:]},
     }
     return write_sharded(folder, shards, {"architectures": ["X"], "tie_word_embeddings": False})
-
-
-def state(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file below a folder, with what changes when it is rewritten."""
-    return {str(path): (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
 
 
 def fail_in_write(monkeypatch, code: int, after: int) -> None:
@@ -114,8 +110,7 @@ def test_convert_error_of_a_write_can_be_resumed(tmp_path, monkeypatch, caplog, 
             ftw.convert(source, target, overwrite=True)
     assert_target_is_as_before(tmp_path / "work", old_target, is_left=True)
     assert caplog.messages == [
-        f"{target}: target: what was written is kept in {target.parent / STAGING}; "
-        "--resume (resume=True) goes on from it"
+        f"{target}: target: what was written is kept in {target.parent / STAGING}; --resume (resume=True) continues it"
     ]
     seen = []
     result = ftw.convert(
@@ -377,7 +372,7 @@ def test_convert_interrupted_exits_with_130_and_can_be_resumed(tmp_path, interru
         [sys.executable, "-c", script, "convert", source, target], capture_output=True, text=True, timeout=600
     )
     kept = f"{target}: target: what was written is kept in {target.parent / STAGING}; "
-    lines = [f"ftw: warning: {kept}--resume (resume=True) goes on from it", "ftw: error: interrupted"]
+    lines = [f"ftw: warning: {kept}--resume (resume=True) continues it", "ftw: error: interrupted"]
     assert (done.returncode, done.stdout, done.stderr.splitlines()) == (130, "", lines)
     assert os.listdir(target.parent) == [STAGING]
     assert ftw.convert(source, target, resume=True).resumed_nbytes
@@ -411,7 +406,10 @@ def test_convert_takes_the_threads_that_there_can_be(tmp_path, monkeypatch, allo
 @pytest.mark.parametrize("options", [{}, {"dry_run": True}, {"resume": True}], ids=["plain", "dry-run", "resume"])
 @pytest.mark.parametrize(
     ("target", "problem"),
-    [("/", "/: target: (is a mount point|and the source)"), ("a\0b", r"a\\x00b: target: holds a zero byte")],
+    [
+        ("/", "/: target: (is a mount point|and the source)"),
+        ("a\0b", r"a\\x00b: target: contains a zero byte, which is not allowed in a file name"),
+    ],
     ids=["root", "zero-byte"],
 )
 def test_convert_refuses_targets_that_no_folder_can_be(tmp_path, target, problem, options):
@@ -443,9 +441,9 @@ def test_convert_that_cannot_resume_does_not_offer_to(tmp_path, monkeypatch, cap
         fail_in_write(patch, errno.ENOSPC, after=15)
         with pytest.raises(OSError, match="freetoken-00000"):
             ftw.convert(source, tmp_path / "out")
-    assert "goes on from it" in caplog.text
+    assert "continues it" in caplog.text
     caplog.clear()
-    with pytest.raises(OutputError, match="was begun from another state of the source"):
+    with pytest.raises(OutputError, match="belongs to another state of the source"):
         ftw.convert(source, tmp_path / "out", resume=True, shard_limit=1 << 20)
     assert not caplog.messages
     assert ftw.convert(source, tmp_path / "out", resume=True).resumed_nbytes

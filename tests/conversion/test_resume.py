@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_sharded
-from convert_trials import tree
+from folders import state, tree
 from ftw.cli.main import main
 from places import SUPPORT
 
@@ -91,13 +91,6 @@ def write_bytes(path: Path, place: int) -> None:
 def assert_whole(target: Path, whole: dict[str, bytes]) -> None:
     assert tree(target) == whole
     assert os.listdir(target.parent) == [target.name]
-
-
-def state(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Return inode, size and time of the last change of a folder and of all below it; none of them is followed."""
-    paths = [folder, *folder.rglob("*")]
-    statuses = {path.relative_to(folder).as_posix(): path.lstat() for path in paths}
-    return {name: (status.st_ino, status.st_size, status.st_mtime_ns) for name, status in statuses.items()}
 
 
 def foresee(source: Path, target: Path, **options: object) -> ftw.ConversionResult:
@@ -264,7 +257,9 @@ def test_resume_of_another_conversion_is_refused_and_loses_nothing(
     before = tree(left)
     options: dict[str, object] = {}
     change(source, options)
-    with pytest.raises(OutputError, match=rf"out: target: .*{STAGING} was begun from another state .* anew") as caught:
+    with pytest.raises(
+        OutputError, match=rf"out: target: .*{STAGING} belongs to another state .* a new conversion begins"
+    ) as caught:
         convert(source, target, resume=True, **options)
     assert tree(left) == before
     with pytest.raises(OutputError) as foreseen:
@@ -333,7 +328,7 @@ def test_resume_of_another_checkpoint_of_the_same_shapes(source: Path, target: P
     shutil.copytree(source, other)
     write_bytes(other / "model.safetensors", -9)
     interrupt(source, target)
-    with pytest.raises(OutputError, match="begun from another state"):
+    with pytest.raises(OutputError, match="belongs to another state"):
         convert(other, target, resume=True)
     convert(source, target, resume=True)
     with pytest.raises(OutputError, match="exists and is not empty"):

@@ -82,8 +82,8 @@ class ShardPlan:
 def plan_shards(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_LIMIT) -> ShardPlan:
     """Place tensors one after another, each at a multiple of 4096.
 
-    A tensor that fits into a shard is never split: where it does not fit into the rest of the current one, that shard
-    stays shorter. A larger tensor goes on from where the region is and spans as many shards as it needs.
+    A tensor that fits into a shard is never split: if it does not fit into the rest of the current one, that shard
+    stays shorter. A larger tensor begins where the region ends and spans as many shards as it needs.
 
     Args:
         tensors: In the order in which they are to lie.
