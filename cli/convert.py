@@ -34,7 +34,7 @@ def convert_command(
         Embed,
         typer.Option(
             "--embed",
-            help="host: lookup tables are laid out for host memory, or refused; auto: where allowed; gpu: not.",
+            help="host: place tables for host memory, fail if not possible; auto: if possible; gpu: never.",
         ),
     ] = "gpu",
     shard_size: Annotated[
@@ -49,7 +49,7 @@ def convert_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing FTW folder.")] = False,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on from what an interrupted conversion has written, once that is checked."),
+        typer.Option("--resume", help="Check and keep what an interrupted conversion has written."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
     decode_df11: Annotated[
@@ -85,24 +85,24 @@ def convert_command(
 
 def _print_result(result: ConversionResult, embed: str) -> None:
     plan = result.plan
-    size = format_size(plan.layout.total_bytes)
-    tensors, shards = len(plan.layout.tensors), len(plan.layout.shards)
+    size = format_size(plan.shard_plan.total_bytes)
+    tensors, shards = len(plan.shard_plan.tensors), len(plan.shard_plan.shards)
     done, found = ("would write", "would be checked") if result.dry_run else ("wrote", "found right")
     if result.was_complete:
-        done = "there already, would be compared:" if result.dry_run else "complete already:"
+        done = "target exists; --resume would compare it with the source:" if result.dry_run else "complete already:"
     print_line(f"{done} {result.target}: {tensors} tensors, {size} in {shards} shard{'s' * (shards != 1)}")
     if result.resumed_nbytes and not result.was_complete:
         print_line(f"of an earlier conversion: {format_size(result.resumed_nbytes)}, {found}")
     for table in plan.tables:
         if plan.is_on_host(table):
-            print_line(f"laid out for host memory: {table.name}, {format_size(table.nbytes)}")
+            print_line(f"placed for host memory: {table.name}, {format_size(table.nbytes)}")
         elif embed != "gpu" and table.role in MOVED_ROLES:
             what = f"stays on the GPU: {table.name}" if table.name else "token embedding: none"
             print_line(f"{what} ({table.detail})")
     for name, parts in plan.decoded.items():
         print_line(f"decoded: {name}, from {len(parts)} DF11 tensors")
     if result.dry_run:
-        for shard in plan.layout.shards:
+        for shard in plan.shard_plan.shards:
             print_line(f"shard: {shard.name}, {format_size(shard.nbytes)}")
     print_line(f"beside the weights: {', '.join(plan.metadata_names) or 'nothing'}")
     for entry in plan.left_out:

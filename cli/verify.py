@@ -22,7 +22,7 @@ def verify_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     progress: ProgressOption = "bar",
 ) -> int:
-    """Check layout, checksums and padding, and with --against every byte."""
+    """Check header, checksums and padding; with --against compare every byte."""
     with show_progress("verify", progress) as update:
         result = verify(path, against=against, progress=update)
     if as_json:

@@ -3,7 +3,8 @@
 Imports: `ftw.checkpoint`, `ftw.verdict`, `ftw.readers` for the format, `ftw.host`, `ftw.files`. No torch.
 """
 
-from ftw.conversion.conversion import ConversionResult, convert
+from ftw.conversion.conversion import convert
+from ftw.conversion.result import ConversionResult
 from ftw.conversion.target import no_room
 from ftw.conversion.verification import VerifyResult, verify
 

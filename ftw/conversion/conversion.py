@@ -1,127 +1,38 @@
 """Conversion to FTW: bytes move unchanged, a checksum is taken on the way, and the folder appears when it is complete.
 
-A conversion that fails or is killed leaves the target as it was (`ftw.conversion.target`), and a part that the next one
-can go on from (`ftw.conversion.resume_journal`). Memory is five buffers of 16 MiB, and the headers.
+A conversion that fails or is killed leaves the target as it was (`ftw.conversion.publication`). The next one can resume
+what was written (`ftw.conversion.resume_journal`). Memory is five buffers of 16 MiB, and the headers.
 """
 
 from __future__ import annotations
 
-import filecmp
-import os
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftw.checkpoint import open_checkpoint
 from ftw.conversion import metadata_files
-from ftw.conversion.plan import ConversionPlan, needed_nbytes, plan_conversion
-from ftw.conversion.resume_journal import (
-    ForeignPartError,
-    Journal,
-    clear_folder,
-    has_part,
-    is_part_of,
-    keep_part,
-    read_journal,
-    remove_journal,
-)
-from ftw.conversion.target import (
-    check_free_space,
-    check_target,
-    clear_staging_folder,
-    free_nbytes,
-    held_nbytes,
-    left_staging_folder,
-    parent_folders,
-    publish,
-    restore_target,
-    staging_folder,
-    standing_folder,
-)
+from ftw.conversion.plan import needed_nbytes, plan_conversion
+from ftw.conversion.publication import publish, restore_target
+from ftw.conversion.result import ConversionResult
+from ftw.conversion.resume_journal import Journal, keep_tensors, remove_journal
+from ftw.conversion.staging import StagingFolder
+from ftw.conversion.target import check_free_space, check_target, find_standing, parent_folders, resolve_target
+from ftw.conversion.target_state import read_target_state
 from ftw.conversion.verification import verify
 from ftw.conversion.writing.chunk_reader import ChunkReader
-from ftw.conversion.writing.index_file import iter_index
 from ftw.conversion.writing.shard_plan import DEFAULT_SHARD_LIMIT
 from ftw.conversion.writing.writer import FtwWriter
-from ftw.errors import FtwError, OutputError, printable
+from ftw.errors import FtwError
 from ftw.host import write_atomically
-from ftw.readers import ALIGNMENT, INDEX_NAME, open_reader
+from ftw.readers import ALIGNMENT
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
+    from pathlib import Path
 
     from ftw.checkpoint import Checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class ConversionResult:
-    """What a conversion wrote, or with `dry_run` would write.
-
-    Attributes:
-        source: As it was given.
-        target: As it was given.
-        format: Of the source.
-        plan: All that was decided.
-        needed_nbytes: Bytes of all that is written, without what is kept of an earlier conversion.
-        free_nbytes: What was free on the target's disk before. With `dry_run` what is there of an earlier conversion
-            and would be cleared counts as free.
-        resumed_nbytes: Bytes of tensors that an earlier conversion had written, and this one found right. With
-            `dry_run` those that its journal names.
-        was_complete: Whether the target was there already, so that nothing was written. With `dry_run` that rests on
-            the index and the metadata files.
-        dry_run: Whether nothing was written, and all this is what would be.
-    """
-
-    source: str
-    target: str
-    format: str
-    plan: ConversionPlan
-    needed_nbytes: int
-    free_nbytes: int
-    resumed_nbytes: int = 0
-    was_complete: bool = False
-    dry_run: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object that `ftw convert --json` prints."""
-        plan, layout, placement = self.plan, self.plan.layout, self.plan.placement
-        return {
-            "source": self.source,
-            "target": self.target,
-            "format": self.format,
-            "num_source_tensors": plan.num_source_tensors,
-            "num_tensors": len(layout.tensors),
-            "nbytes": layout.nbytes,
-            "total_bytes": layout.total_bytes,
-            "resumed_bytes": self.resumed_nbytes,
-            "was_complete": self.was_complete,
-            "dry_run": self.dry_run,
-            "needed_bytes": self.needed_nbytes,
-            "free_bytes": self.free_nbytes,
-            "shards": [{"file": shard.name, "nbytes": shard.nbytes} for shard in layout.shards],
-            "embed": {
-                "placement": placement.placement,
-                "tables": [table.name for table in placement.host_tables],
-                "reason": placement.reason,
-            },
-            "tables": [
-                {
-                    "name": table.name,
-                    "role": table.role,
-                    "nbytes": table.nbytes,
-                    "placement": "host" if plan.is_on_host(table) else "gpu",
-                    "eligible": table.eligible,
-                    "reason": table.reason,
-                    "detail": table.detail,
-                }
-                for table in plan.tables
-            ],
-            "decoded": [{"name": name, "from": list(parts)} for name, parts in plan.decoded.items()],
-            "metadata_files": plan.metadata_names,
-            "warnings": list(plan.warnings),
-            "left_out": [entry._asdict() for entry in plan.left_out],
-        }
+    from ftw.conversion.plan import ConversionPlan
 
 
 def convert(
@@ -141,70 +52,61 @@ def convert(
     Args:
         source: A path or a hub id.
         target: The folder to make.
-        embed: "host" lays the lookup tables out for host memory, "auto" does so where it is allowed, "gpu" does not.
+        embed: "host" places lookup tables for host memory, "auto" does so if it is allowed, "gpu" does not.
         shard_limit: The most bytes of one shard, a multiple of 4096.
         overwrite: Replace an existing FTW folder; it stays as it is until the new one is complete.
-        resume: Go on from the tensors that an interrupted conversion has written, once they are found right. Where the
-            target is there, compare it with the source, and do nothing if it is what this conversion would make.
-        dry_run: Plan and check, write nothing. What `resume` would read back, or compare, is taken to be right, and
-            whether the disk has room is told by the result.
+        resume: Keep the tensors that an interrupted conversion has written, if they are right. If the target exists,
+            compare it with the source, and do nothing if it is what this conversion would make.
+        dry_run: Plan and check, write nothing. What `resume` would read back or compare is taken to be right. The
+            result says whether the disk has room.
         decode_df11: Decode lookup tables that are stored as DF11 to bfloat16.
-        progress: Called with the bytes done and all bytes, after each piece of at most 16 MiB.
+        progress: Called with the bytes done and all bytes, after each chunk of at most 16 MiB.
 
     Raises:
         NotEligibleError: `embed` is "host" and the token embedding may not leave the GPU.
         CheckpointError: The source is broken, or has changed meanwhile.
         OutputError: The target exists, is a mount point, lies in the source, is being written already, or would not
-            fit on its disk; or, with `resume`, what is there is the part of another conversion.
+            fit on its disk; or, with `resume`, another conversion has left what is there.
         OSError: The disk fails. What was written by then is kept for `resume`.
         ValueError: `embed` or `shard_limit` is not allowed.
     """
-    if not os.fspath(target):  # which would be the current folder
-        raise OutputError("'': target: is empty, the name of a folder is needed")
-    if "\0" in os.fsdecode(target):
-        raise OutputError(f"{printable(os.fsdecode(target))}: target: holds a zero byte, which no name may")
+    destination = resolve_target(target)
     if not isinstance(shard_limit, int) or shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
         raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
-    destination = Path(os.path.realpath(target))  # of a link: what it points to is made or replaced
     with open_checkpoint(source, decode_df11=decode_df11) as checkpoint:
         plan = plan_conversion(checkpoint, embed, shard_limit)
-        needed, free = needed_nbytes(plan, checkpoint.folder), free_nbytes(destination)
         result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, dry_run=dry_run)
-        may_write = partial(
-            check_target,
-            destination,
-            source=checkpoint.folder.resolve(),
-            is_whole_folder=checkpoint.path.is_dir(),
-            overwrite=overwrite,
-        )
+        may_write = partial(check_target, destination, checkpoint, overwrite=overwrite)
+        staging = StagingFolder(destination)
+        state = read_target_state(staging, plan, checkpoint, resume=resume)
+        if state.is_put_aside and not dry_run:
+            restore_target(staging)
+        if state.is_complete and (dry_run or _is_equal(destination, checkpoint, progress)):
+            if not dry_run:
+                staging.clear()
+                remove_journal(destination)
+            return result(0, state.free_nbytes, plan.shard_plan.nbytes, was_complete=True)
+        may_write(state.standing)
+        needed = needed_nbytes(plan, checkpoint.folder)
         if dry_run:
-            standing = standing_folder(destination)
-            if resume and _looks_complete(standing, plan, checkpoint):
-                left_staging_folder(destination)  # which is cleared, unless another conversion is writing
-                return result(0, free, plan.layout.nbytes, was_complete=True)
-            may_write(standing=standing)
-            return result(*_foresee(destination, plan, needed, free, resume=resume))
-        report = _Progress(plan.layout.nbytes, progress)
-        restore_target(destination)
-        if resume and _looks_complete(destination, plan, checkpoint) and _is_equal(destination, checkpoint, progress):
-            clear_staging_folder(destination)
-            remove_journal(destination)
-            return result(0, free, plan.layout.nbytes, was_complete=True)
-        may_write()
-        with parent_folders(destination), staging_folder(destination) as staging:
-            begun = _read_part(staging, destination, plan) if resume else []
-            checksums = keep_part(staging, plan.layout, begun, report) if begun else []
-            if not checksums:
-                clear_folder(staging)
+            kept = min(
+                state.held_nbytes, plan.shard_plan.start_of(state.num_begun)
+            )  # a journal may be ahead of the shards
+            free = state.free_nbytes + state.held_nbytes - kept
+            return result(needed - kept, free, plan.shard_plan.nbytes_before(state.num_begun))
+        report = _Progress(plan.shard_plan.nbytes, progress)
+        with parent_folders(destination), staging.in_use():
+            begun = staging.read_journal(plan) if resume else []  # once more: now nobody else writes it
+            checksums = keep_tensors(staging.path, plan.shard_plan, begun, report)
             resumed = report.done
-            needed -= plan.layout.start_of(len(checksums))
+            needed -= plan.shard_plan.start_of(len(checksums))
             check_free_space(destination, needed)
-            with Journal(staging, plan.digest, checksums) as journal:
-                _write(checkpoint, plan, staging, checksums, journal, report)
-            may_write()  # once more: writing may have taken an hour
-            publish(staging, destination)
-            remove_journal(destination)  # only now: what cannot be published is still a part
-    return result(needed, free, resumed)
+            with Journal(staging.path, plan.digest, checksums) as journal:
+                _write(checkpoint, plan, staging.path, checksums, journal, report)
+            may_write(find_standing(destination))  # once more: writing may have taken an hour
+            publish(staging)
+            remove_journal(destination)  # only now: what cannot be published can still be resumed
+    return result(needed, state.free_nbytes, resumed)
 
 
 class _Progress:
@@ -221,66 +123,12 @@ class _Progress:
             self._tell(self.done, self._total)
 
 
-def _looks_complete(target: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
-    """Tell whether the target is what this conversion would make, by all but the bytes of its tensors."""
-    return _has_index(target / INDEX_NAME, plan) and _has_metadata(target, plan, checkpoint)
-
-
 def _is_equal(target: Path, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None) -> bool:
     """Tell whether every byte of the target is right, as it is now."""
     try:
         return verify(target, against=checkpoint, progress=progress).is_ok
     except FtwError:
         return False
-
-
-def _has_index(path: Path, plan: ConversionPlan) -> bool:
-    """Tell whether an index is that of a plan, with whatever checksums."""
-    if not path.is_file() or path.stat().st_size != plan.index_nbytes:
-        return False
-    try:
-        tensors = open_reader(path.parent).tensors
-        checksums = [tensors[tensor.name].xxh3_64 or "" for tensor in plan.layout.tensors]
-    except (FtwError, KeyError):
-        return False
-    with path.open("rb") as file:
-        return all(file.read(len(piece)) == piece for piece in iter_index(plan.layout, checksums, plan.index_extra))
-
-
-def _has_metadata(target: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
-    """Tell whether what lies beside the weights is what lies beside the source's; derived files have checksums."""
-    pairs = ((target / name, checkpoint.folder / name) for name in plan.metadata_files)
-    return all(own.is_file() and filecmp.cmp(own, other, shallow=False) for own, other in pairs)
-
-
-def _read_part(staging: Path, target: Path, plan: ConversionPlan) -> list[str]:
-    """Return the checksums of the first tensors that a staging folder should hold already.
-
-    Raises:
-        ForeignPartError: It is the part of another conversion.
-    """
-    if not has_part(staging):
-        return []
-    if not is_part_of(staging, plan.digest):
-        found = (
-            f"{printable(str(staging))} was begun from another state of the source, by other options or another release"
-        )
-        raise ForeignPartError(f"{printable(str(target))}: target: {found}; without --resume it is begun anew")
-    return read_journal(staging, plan.layout)
-
-
-def _foresee(target: Path, plan: ConversionPlan, needed: int, free: int, *, resume: bool) -> tuple[int, int, int]:
-    """Return the bytes that a conversion would need, find free, and resume, with what an earlier one has left."""
-    staging = left_staging_folder(target)
-    if staging is None:
-        return needed, free, 0
-    held = held_nbytes(staging)
-    try:
-        begun = _read_part(staging, target, plan) if resume else []
-    except FileNotFoundError:  # another conversion has cleared or published it meanwhile
-        return needed, free, 0
-    kept = min(held, plan.layout.start_of(len(begun)))  # a journal may be ahead of the shards
-    return needed - kept, free + held - kept, plan.layout.nbytes_before(len(begun))
 
 
 def _write(
@@ -295,6 +143,6 @@ def _write(
     for file in plan.derived_files:
         write_atomically(staging / file.name, file.read())
     name = checkpoint.source
-    with FtwWriter(staging, plan.layout, source=name, checksums=checksums, record=journal.record) as writer:
+    with FtwWriter(staging, plan.shard_plan, source=name, checksums=checksums, record=journal.record) as writer:
         writer.write(ChunkReader(checkpoint).read, progress)
         writer.finish(plan.index_extra)

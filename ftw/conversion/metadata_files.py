@@ -1,7 +1,7 @@
-"""The files of a checkpoint that are no weights: which they are, and copying them.
+"""The files of a checkpoint that are not weights: chooses and copies them.
 
-A folder's files are all taken but weights, in any format, and what version control and download tools leave. Of a
-single file's neighbours only the well-known names are taken, since a folder of downloads may hold anything. A link that
+All files of a folder are taken, except weights in any format and what version control and download tools leave. Beside
+a single file only the well-known names are taken, since a folder of downloads may hold anything. A link that
 leads out of the source is not followed, unless it leads into the blobs of the same hub cache entry.
 """
 
@@ -69,7 +69,7 @@ def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
     """Copy files, in their folders, from one folder to another, and make them last; no link is written.
 
     Raises:
-        CheckpointError: One became a link that leads out of the folder, or no regular file, since they were chosen.
+        CheckpointError: One became a link that leads out of the folder, or is not a regular file any more.
     """
     for relative in files:
         destination = target / relative
@@ -83,16 +83,19 @@ def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
 
 
 def _open_inside(path: Path, folder: Path) -> BinaryIO:
-    """Open a file of the folder, wherever in it or in its hub cache entry a link leads."""
+    """Open a file of the folder; a link may lead anywhere in it or in its hub cache entry."""
     if not is_inside(path, folder):
         raise CheckpointError(path, "file", "became a link that leads out of the source")
-    descriptor = os.open(
-        path.resolve(), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    )  # no wait for pipes
+    descriptor = os.open(path.resolve(), _open_flags())
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CheckpointError(path, "file", "is not a regular file any more")
     return os.fdopen(descriptor, "rb")
+
+
+def _open_flags() -> int:
+    """Return how to open a file without following a link or waiting for a pipe, as far as the system can."""
+    return os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MAX_SHARDS = 10_000  # each costs a reader memory
 _MAX_LEFT_OUT = 1000  # entries of the index, which a reader takes up to a bound
 _SIDE_FILES = "the tensors of its side files go into the region, where FreeToken's own server does not look for them"
-# Index keys that the writer sets itself, or that would tell of the source; a source FTW's other keys are carried over.
+# Index keys that the writer sets itself, or that describe the source; a source FTW's other keys are carried over.
 _OWN_INDEX_KEYS = frozenset(
     {"format", "version", "align", "shard_limit", "total_bytes", "counts", "source_model_path", "side_files", "ftw"}
 )
@@ -42,13 +42,13 @@ class ConversionPlan:
     """What a conversion will write.
 
     Attributes:
-        layout: Where each tensor goes.
-        placement: Which tables are laid out for the host.
+        shard_plan: Where each tensor goes.
+        placement: Which tables are placed for host memory.
         tables: All lookup tables of the source, with their verdicts.
-        host_tables: Those of them that are laid out for the host.
+        host_tables: Those of them that are placed for host memory.
         decoded: Tensors that are decoded, and the source's tensors that they come from.
         metadata_files: Files that are copied beside the weights, relative to the source's folder.
-        derived_files: Files that are written beside them, of what the source keeps among its weights.
+        derived_files: Files that are made of what the source keeps among its weights.
         left_out: Files and stale tensors of the source that are not taken, with the reason.
         warnings: What a user should know besides.
         index_extra: Keys of the index beside its lists of tensors and shards.
@@ -56,7 +56,7 @@ class ConversionPlan:
         digest: Of all that, and of the state of the source's files.
     """
 
-    layout: ShardPlan
+    shard_plan: ShardPlan
     placement: Placement
     tables: tuple[TableVerdict, ...]
     host_tables: frozenset[TableVerdict]
@@ -77,10 +77,10 @@ class ConversionPlan:
     @property
     def num_source_tensors(self) -> int:
         """Tensors of the source, of which each is written, or goes into one that is decoded."""
-        return len(self.layout.tensors) + sum(len(names) - 1 for names in self.decoded.values())
+        return len(self.shard_plan.tensors) + sum(len(names) - 1 for names in self.decoded.values())
 
     def is_on_host(self, table: TableVerdict) -> bool:
-        """Tell whether a table is laid out for the host."""
+        """Tell whether a table is placed for host memory."""
         return table in self.host_tables
 
 
@@ -97,9 +97,9 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     roles = {name: table.role for table in placement.host_tables for name in table.tensors}
     tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in checkpoint.tensors.values()]
     tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
-    layout = plan_shards(tensors, shard_limit)
-    if len(layout.shards) > _MAX_SHARDS:
-        found = f"{len(layout.shards)} of at most {shard_limit} bytes would be needed"
+    shard_plan = plan_shards(tensors, shard_limit)
+    if len(shard_plan.shards) > _MAX_SHARDS:
+        found = f"{len(shard_plan.shards)} of at most {shard_limit} bytes would be needed"
         raise OutputError(f"{printable(checkpoint.source)}: shards: {found}, at most {_MAX_SHARDS} are allowed")
     files, beside = metadata_files.choose(checkpoint)
     derived = checkpoint.derived_files
@@ -108,16 +108,16 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     left_out = (*checkpoint.left_out, *beside)
     extra = _index_extra(checkpoint, placement, _metadata_names(files, derived), derived, left_out)
     hasher, nbytes = xxhash.xxh3_128(), 0
-    for piece in iter_index_without_checksums(layout, extra):
+    for piece in iter_index_without_checksums(shard_plan, extra):
         hasher.update(piece)
         nbytes += len(piece)
     if nbytes > MAX_NBYTES:
-        found = f"{len(layout.tensors)} of them would take an index of {nbytes} bytes"
+        found = f"{len(shard_plan.tensors)} of them would take an index of {nbytes} bytes"
         raise CheckpointError(checkpoint.folder, "tensors", f"{found}, at most {MAX_NBYTES} are allowed")
     for weights in checkpoint.files:
         hasher.update(_state_of(weights.path))
     return ConversionPlan(
-        layout=layout,
+        shard_plan=shard_plan,
         placement=placement,
         tables=verdict.tables,
         host_tables=frozenset(placement.host_tables),
@@ -125,7 +125,7 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
         metadata_files=files,
         derived_files=derived,
         left_out=left_out,
-        warnings=(*verdict.warnings, *_warnings(checkpoint, layout, left_out)),
+        warnings=(*verdict.warnings, *_warnings(checkpoint, shard_plan, left_out)),
         index_extra=extra,
         index_nbytes=nbytes,
         digest=hasher.hexdigest(),
@@ -133,9 +133,9 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
 
 
 def _state_of(path: Path) -> bytes:
-    """Return what tells a file's content from any other's, as far as the file system tells.
+    """Return what changes with a file's content, as far as the file system says.
 
-    Equal times alone tell nothing: archives and package managers set them.
+    Equal times alone prove nothing: archives and package managers set them.
     """
     status = path.stat()
     return repr((path.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)).encode()
@@ -144,20 +144,21 @@ def _state_of(path: Path) -> bytes:
 def needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
     """Return the bytes that a conversion of the checkpoint in a folder will write."""
     copied = sum((folder / path).stat().st_size for path in plan.metadata_files)
-    return plan.layout.total_bytes + plan.index_nbytes + copied + sum(file.nbytes for file in plan.derived_files)
+    return plan.shard_plan.total_bytes + plan.index_nbytes + copied + sum(file.nbytes for file in plan.derived_files)
 
 
-def _warnings(checkpoint: Checkpoint, layout: ShardPlan, left_out: tuple[LeftOut, ...]) -> list[str]:
+def _warnings(checkpoint: Checkpoint, shard_plan: ShardPlan, left_out: tuple[LeftOut, ...]) -> list[str]:
     """Return what a user might not expect of the conversion; the verdict has warnings of its own."""
     found: list[str] = []
     if checkpoint.format == "ftw" and checkpoint.metadata.get("side_files"):
         found.append(_SIDE_FILES)
-    on_host = {tensor.name for tensor in layout.tensors if tensor.placement == "host"}
+    on_host = {tensor.name for tensor in shard_plan.tensors if tensor.placement == "host"}
     dropped = [
         name for name, tensor in checkpoint.tensors.items() if tensor.placement == "host" and name not in on_host
     ]
     if dropped:
-        found.append(f"{', '.join(dropped)}: laid out for host memory, and now not any more; --embed host keeps that")
+        problem = "the source stores these tables for host memory, the result will not; add --embed host to keep it"
+        found.append(f"{', '.join(dropped)}: {problem}")
     if any((entry.kind, entry.name) == ("file", CONFIG_NAME) for entry in left_out):
         found.append(f"its {CONFIG_NAME} is left out, so the FTW has none")
     return found
@@ -230,5 +231,5 @@ def _derived_entry(file: DerivedFile) -> dict[str, Any]:
 
 
 def _unicode(name: str) -> str:
-    """Return a file name as JSON can hold it: bytes that are no UTF-8 become escapes."""
+    """Return a file name as JSON can hold it: bytes that are not UTF-8 become escapes."""
     return name.encode("utf-8", "backslashreplace").decode()

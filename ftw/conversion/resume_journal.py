@@ -1,9 +1,9 @@
-"""Part: what an interrupted conversion leaves in its staging folder, and how the next one goes on from it.
+"""The journal of a partial conversion: what is left of it in its staging folder, and how the next one resumes it.
 
     freetoken-00000.ftw …    shards, as far as they got
     .ftw-journal             lines of ASCII, each of which counts once it has ended:
         plan <32 hex digits>     digest of what was to be written, and out of which state of which files
-        <16 hex digits>          checksum of the layout's first tensor, written when all its bytes were
+        <16 hex digits>          checksum of the region's first tensor, written when all its bytes were
         <16 hex digits>          of the second, and so on
 
 The journal alone proves nothing, since nothing orders its writes against the shards' when the power fails. So the first
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
     from ftw.conversion.writing.shard_plan import Chunk, ShardPlan
 
-_RUN_NBYTES = 16 << 20
+_CHUNK_NBYTES = 16 << 20
 _PLAN = b"plan "
 _CHECKSUM = re.compile(rb"[0-9a-f]{16}\n")
 
 
-class ForeignPartError(OutputError):
-    """A part was begun for something else, so it cannot be gone on from."""
+class NotResumableError(OutputError):
+    """The partial conversion belongs to another source or other options. It cannot be resumed."""
 
 
 class Journal:
     """The journal of a staging folder. Use it as a context manager, which closes it and leaves it where it is."""
 
     def __init__(self, folder: Path, digest: str, checksums: Sequence[str] = ()) -> None:
-        """Begin a journal, of a conversion that goes on after the tensors of these checksums."""
+        """Begin a journal, of a conversion that resumes after the tensors of these checksums."""
         self._path = folder / JOURNAL_NAME
-        write_atomically(self._path, [_first_line(digest), _lines(checksums)])  # or a kill here would lose the part
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        write_atomically(self._path, [_first_line(digest), _lines(checksums)])  # or a kill here would lose it all
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def __enter__(self) -> Journal:
         return self
@@ -77,8 +77,8 @@ def remove_journal(folder: Path) -> None:
     (folder / JOURNAL_NAME).unlink(missing_ok=True)
 
 
-def has_part(folder: Path) -> bool:
-    """Tell whether a folder holds at least one tensor that a conversion could go on after."""
+def is_resumable(folder: Path) -> bool:
+    """Tell whether a folder holds at least one tensor that a conversion can resume after."""
     path = folder / JOURNAL_NAME
     if path.is_symlink() or not path.is_file():
         return False
@@ -86,46 +86,35 @@ def has_part(folder: Path) -> bool:
         return file.readline(256).startswith(_PLAN) and _CHECKSUM.fullmatch(file.readline(256)) is not None
 
 
-def is_part_of(folder: Path, digest: str) -> bool:
+def is_journal_of(folder: Path, digest: str) -> bool:
     """Tell whether a folder's journal is that of a plan with this digest."""
     with (folder / JOURNAL_NAME).open("rb") as file:
         return file.readline(256) == _first_line(digest)
 
 
-def read_journal(folder: Path, layout: ShardPlan) -> list[str]:
-    """Return the checksums that a folder's journal, one of this very plan, has of the layout's first tensors."""
+def read_journal(folder: Path, shard_plan: ShardPlan) -> list[str]:
+    """Return the checksums that a folder's journal, one of this very plan, has of the first tensors."""
     with (folder / JOURNAL_NAME).open("rb") as file:
-        lines = file.read(_nbytes_of_journal(layout)).splitlines(keepends=True)[1:]
-    return [line[:-1].decode() for line in takewhile(_CHECKSUM.fullmatch, lines)][: len(layout.tensors)]
+        lines = file.read(_nbytes_of_journal(shard_plan)).splitlines(keepends=True)[1:]
+    return [line[:-1].decode() for line in takewhile(_CHECKSUM.fullmatch, lines)][: len(shard_plan.tensors)]
 
 
-def keep_part(folder: Path, layout: ShardPlan, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
+def keep_tensors(folder: Path, shard_plan: ShardPlan, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
     """Remove all from a folder but the shards' bytes of tensors that are right; return the checksums of those.
 
     Args:
         folder: A staging folder.
-        layout: What was to be written.
+        shard_plan: What was to be written.
         wanted: The checksums that its journal has of the first tensors.
         progress: Called with the bytes of tensors that have been found right.
     """
-    kept = _check_tensors(folder, layout, wanted, progress)
-    end = layout.start_of(len(kept))
-    shards = [shard for shard in layout.shards if shard.offset < end]
-    clear_folder(folder, but={JOURNAL_NAME, *(shard.name for shard in shards)})
+    kept = _check_tensors(folder, shard_plan, wanted, progress) if wanted else []
+    end = shard_plan.start_of(len(kept))
+    shards = [shard for shard in shard_plan.shards if shard.offset < end]
+    _clear_folder(folder, but={JOURNAL_NAME, *(shard.name for shard in shards)} if kept else set())
     for shard in shards:
         _cut(folder / shard.name, min(shard.nbytes, end - shard.offset))
     return kept
-
-
-def clear_folder(folder: Path, *, but: set[str] | frozenset[str] = frozenset()) -> None:
-    """Remove what a folder holds, less some names; links are removed, not followed."""
-    for path in folder.iterdir():
-        if path.name in but:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _first_line(digest: str) -> bytes:
@@ -136,46 +125,59 @@ def _lines(checksums: Sequence[str]) -> bytes:
     return b"".join(b"%s\n" % checksum.encode() for checksum in checksums)
 
 
-def _nbytes_of_journal(layout: ShardPlan) -> int:
-    return 256 + 17 * len(layout.tensors)
+def _nbytes_of_journal(shard_plan: ShardPlan) -> int:
+    return 256 + 17 * len(shard_plan.tensors)
 
 
-def _check_tensors(folder: Path, layout: ShardPlan, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
+def _check_tensors(
+    folder: Path, shard_plan: ShardPlan, wanted: list[str], progress: Callable[[int], None]
+) -> list[str]:
     """Read tensors back, in order; return the checksums of those before the first that is not what was `wanted`."""
     right: list[str] = []
     hasher = xxhash.xxh3_64()
-    memory = HostMemory(_RUN_NBYTES)
-    for run in iter_write_chunks(layout, _RUN_NBYTES):
-        view = memory.view()[: run.nbytes]
-        held = _read_run(folder / layout.shards[run.shard].name, run, view) if run.nbytes else 0
-        for piece in run.pieces:
-            end = piece.start + piece.nbytes
+    memory = HostMemory(_CHUNK_NBYTES)
+    for chunk in iter_write_chunks(shard_plan, _CHUNK_NBYTES):
+        view = memory.view()[: chunk.nbytes]
+        held = _read_chunk(folder / shard_plan.shards[chunk.shard].name, chunk, view) if chunk.nbytes else 0
+        for part in chunk.parts:
+            end = part.start + part.nbytes
             padded = align_up(end, ALIGNMENT)
-            hasher.update(view[piece.start : end])
+            hasher.update(view[part.start : end])
             if padded > held or len(right) == len(wanted):
                 return right
-            if piece.is_last:
+            if part.is_last:
                 if hasher.hexdigest() != wanted[len(right)] or any(view[end:padded]):
                     return right
                 right.append(hasher.hexdigest())
                 hasher.reset()
-                progress(piece.tensor.nbytes)
+                progress(part.tensor.nbytes)
     return right
 
 
-def _read_run(path: Path, run: Chunk, view: memoryview) -> int:
-    """Fill a view with as much of a run as its shard holds; return how much that is."""
+def _read_chunk(path: Path, chunk: Chunk, view: memoryview) -> int:
+    """Fill a view with as much of a chunk as its shard holds; return how much that is."""
     if path.is_symlink() or not path.is_file():
         return 0
     file = WeightFile(path)
-    held = max(0, min(run.nbytes, file.nbytes - run.offset))
-    file.read_into(run.offset, view[:held])
+    held = max(0, min(chunk.nbytes, file.nbytes - chunk.offset))
+    file.read_into(chunk.offset, view[:held])
     return held
+
+
+def _clear_folder(folder: Path, *, but: set[str]) -> None:
+    """Remove what a folder holds, less some names; links are removed, not followed."""
+    for path in folder.iterdir():
+        if path.name in but:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _cut(path: Path, nbytes: int) -> None:
     """Drop what a shard holds beyond its first bytes, and make those last."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_WRONLY)
     try:
         if os.fstat(descriptor).st_size > nbytes:
             os.ftruncate(descriptor, nbytes)

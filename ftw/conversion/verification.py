@@ -31,10 +31,10 @@ class VerifyResult:
         path: The checkpoint.
         against: The source it was compared with.
         num_tensors: Tensors that were read.
-        num_checksums: Those of them whose checksum the index holds; an FTW of another writer has none.
-        num_compared: Those that were compared with the source, byte by byte.
+        num_checksums: Those whose checksum the index holds; an FTW of another writer has none.
+        num_compared: Those that were compared with the source byte by byte.
         nbytes: Bytes that were read of the checkpoint.
-        problems: One printable line each, the first 10,000 of them, and how many more; empty where everything holds.
+        problems: One printable line each, the first 10,000 and how many more; empty if all is right.
     """
 
     path: str
@@ -64,15 +64,15 @@ def verify(
 ) -> VerifyResult:
     """Read every tensor of a checkpoint and check it.
 
-    The layout is checked as it is opened; then checksums and, in an FTW, the zeros that fill up each tensor's last
-    block, and that the files are there which the index says were copied; with `against` the names, dtypes, shapes and
-    bytes of the source too. Of an FTW whose shards are missing, or too long or short, every tensor is named that is
-    broken by it. Memory is two buffers of 16 MiB.
+    Opening checks the header. Then checksums are compared; of an FTW also the zeros that fill up each tensor's last
+    block, and the presence of files that the index says were copied. `against` adds names, dtypes, shapes and bytes of
+    the source. If shards of an FTW are missing, or too long or short, every tensor that is broken by it is named.
+    Memory is two buffers of 16 MiB.
 
     Args:
         path: An FTW folder, or any checkpoint; other formats have no checksums and no padding to check.
-        against: The source that it was made from; one that is open already is taken as it is, and left open.
-        progress: Called with the bytes done and all bytes, after each piece of at most 16 MiB.
+        against: The source that it was made from; one that is open already is used as it is, and left open.
+        progress: Called with the bytes done and all bytes, after each chunk of at most 16 MiB.
 
     Raises:
         SourceNotFoundError: There is no checkpoint of that name.
@@ -127,7 +127,7 @@ def _problems_of_index(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _problem_of_copied(folder: Path, name: str) -> str:
-    """Return what is wrong with a file that an index says was copied, "" where it is there; looks nowhere else."""
+    """Return what is wrong with a file that an index says was copied, or "" if it is there; look nowhere else."""
     if not is_name_inside(name, is_printable=False):
         return "is said to have been copied, the path of a file inside the checkpoint's folder is needed"
     path = folder / name
@@ -158,7 +158,7 @@ def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> Iterato
 def _check_tensor(
     checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint | None, problems: Problems
 ) -> Iterator[int]:
-    """Check one tensor, compare it with the source's where there is one; yield the bytes of each step."""
+    """Check one tensor, compare it with the source's if there is one; yield the bytes of each step."""
     hasher = xxhash.xxh3_64()
     memory = HostMemory(min(CHUNK_NBYTES, tensor.nbytes) if source is not None else 0)
     offset = 0
@@ -177,7 +177,7 @@ def _check_tensor(
         found = f"checksum is {hasher.hexdigest()}, the index says {tensor.xxh3_64}"
         problems.add(_problem(checkpoint, tensor.name, found))
     if checkpoint.format == "ftw" and not tensor.shard and not _is_padding_zero(checkpoint, tensor):
-        problems.add(_problem(checkpoint, tensor.name, "bytes after it are not zero, as padding has to be"))
+        problems.add(_problem(checkpoint, tensor.name, "padding after the tensor is not zero"))
 
 
 def _is_padding_zero(checkpoint: Checkpoint, tensor: TensorInfo) -> bool:

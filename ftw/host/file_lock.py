@@ -7,9 +7,13 @@ for an exclusive one.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _FLOCK = struct.Struct("hhqqi0q")  # l_type, l_whence, l_start, l_len, l_pid, padded as the C compiler does
 
@@ -47,3 +51,18 @@ def is_locked(descriptor: int, byte: int) -> bool:
     """Tell whether somebody else holds a lock on one byte."""
     found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, exclusive_lock(byte))
     return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+
+def lock_folder(descriptor: int) -> bool:
+    """Lock a whole folder by flock(2); return False if somebody else has locked it.
+
+    The lock ends with the open folder, however its process ends. Without fcntl (Windows) nothing is locked, and the
+    answer is True: two processes that want the same folder are then not kept apart.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

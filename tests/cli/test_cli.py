@@ -206,11 +206,13 @@ def test_cli_convert_dry_run_of_a_resume_says_what_there_is(capsys, untied, tmp_
     assert first.startswith(f"would write {tmp_path / 'out'}: ")
     assert re.fullmatch(r"of an earlier conversion: \d.* KiB, would be checked", second)
     assert main(["convert", str(untied), str(tmp_path / "out"), "--resume", "--dry-run", "--shard-size", "4KiB"]) == 1
-    assert "was begun from another state of the source" in capsys.readouterr().err
+    assert "belongs to another state of the source" in capsys.readouterr().err
     assert main(command) == 0
     assert capsys.readouterr().out.splitlines()[1] == second.replace("would be checked", "found right")
     assert main([*command, "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith(f"there already, would be compared: {tmp_path / 'out'}: ")
+    assert capsys.readouterr().out.startswith(
+        f"target exists; --resume would compare it with the source: {tmp_path / 'out'}: "
+    )
 
 
 def test_cli_convert_json_tells_the_room(capsys, untied, tmp_path, monkeypatch):
@@ -283,7 +285,7 @@ def test_cli_prints_odd_tensor_names(capsys, tmp_path, name):
     assert out.count(shown) == 2  # in the table and below it
     assert "\x1b" not in out
     assert main(["convert", str(source), str(tmp_path / "out"), "--embed", "host"]) == 0
-    assert f"laid out for host memory: {shown}, " in capsys.readouterr().out
+    assert f"placed for host memory: {shown}, " in capsys.readouterr().out
 
 
 def test_cli_long_table_name_is_not_cut(capsys, tmp_path):

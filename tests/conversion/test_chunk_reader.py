@@ -1,4 +1,4 @@
-"""ChunkReader: every piece's bytes, where it says that they lie, around the page cache and through it."""
+"""ChunkReader: every part's bytes, where it says that they lie, around the page cache and through it."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def write_source(folder: Path, sizes: list[int]) -> Path:
     return folder
 
 
-def check_runs(source: Path, run_nbytes: int) -> list[int]:
-    """Read a checkpoint in runs, compare each piece with its file; return how far behind its place each lay."""
+def check_chunks(source: Path, chunk_nbytes: int) -> list[int]:
+    """Read a checkpoint in chunks, compare each part with its file; return how far behind its place each lay."""
     shifts = []
     with ftw.open_checkpoint(source) as checkpoint:
-        layout = plan_shards(checkpoint.tensors.values())
-        buffer = HostMemory(buffer_nbytes(run_nbytes)).view()
-        for run in iter_write_chunks(layout, run_nbytes):
-            places = ChunkReader(checkpoint).read(run, buffer)
-            ends = [place + piece.nbytes for piece, place in zip(run.pieces, places, strict=True)]
+        shard_plan = plan_shards(checkpoint.tensors.values())
+        buffer = HostMemory(buffer_nbytes(chunk_nbytes)).view()
+        for chunk in iter_write_chunks(shard_plan, chunk_nbytes):
+            places = ChunkReader(checkpoint).read(chunk, buffer)
+            ends = [place + part.nbytes for part, place in zip(chunk.parts, places, strict=True)]
             assert all(end <= place for end, place in zip(ends, places[1:], strict=False))
-            for piece, place, end in zip(run.pieces, places, ends, strict=True):
-                expected = bytearray(piece.nbytes)
-                checkpoint.read_into(piece.tensor.name, expected, offset=piece.offset)
+            for part, place, end in zip(chunk.parts, places, ends, strict=True):
+                expected = bytearray(part.nbytes)
+                checkpoint.read_into(part.tensor.name, expected, offset=part.offset)
                 assert buffer[place:end] == expected
-                shifts.append(place - piece.start)
+                shifts.append(place - part.start)
     assert all(shift >= 0 for shift in shifts)
     return shifts
 
@@ -65,21 +65,21 @@ LARGE = DIRECT_MIN_JOB_NBYTES
     st.sampled_from([4096, MIB, 2 * MIB, 4 * MIB + 4096]),
     st.booleans(),
 )
-def test_pieces_lie_where_it_says(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], run_nbytes: int, is_cold: bool
+def test_parts_lie_where_it_says(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], chunk_nbytes: int, is_cold: bool
 ) -> None:
     source = write_source(tmp_path_factory.mktemp("source"), sizes)
     if is_cold:
         drop_from_page_cache(source)
-    check_runs(source, run_nbytes)
+    check_chunks(source, chunk_nbytes)
 
 
-def test_shifts_of_many_large_pieces_fit_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shifts_of_many_large_parts_fit_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_source(tmp_path / "source", [LARGE + 1] * 12)
     monkeypatch.setattr("ftw.files.weight_file._is_cached", lambda *_: False)
-    assert all(shift % 4096 for shift in check_runs(source, 16 * MIB))
+    assert all(shift % 4096 for shift in check_chunks(source, 16 * MIB))
     monkeypatch.setattr("ftw.files.weight_file._is_cached", lambda *_: True)
-    assert not any(check_runs(source, 16 * MIB))
+    assert not any(check_chunks(source, 16 * MIB))
 
 
 def test_disk_that_refuses_direct_reads_is_read_through_the_page_cache(
@@ -88,11 +88,11 @@ def test_disk_that_refuses_direct_reads_is_read_through_the_page_cache(
     source = write_source(tmp_path / "source", [LARGE + 1, 7, LARGE])
     monkeypatch.setattr("ftw.files.weight_file._is_cached", lambda *_: False)
     monkeypatch.setattr(OpenFile, "_open_direct", lambda self: None)
-    assert not any(check_runs(source, 4 * MIB))
+    assert not any(check_chunks(source, 4 * MIB))
 
 
 def test_tensors_that_are_not_stored_as_they_are_read(tmp_path: Path) -> None:
-    """Across shards of an FTW, whose pieces may lie in two files."""
+    """Across shards of an FTW, whose parts may lie in two files."""
     source = write_source(tmp_path / "source", [3 * LARGE + 77, 5, LARGE])
     ftw.convert(source, tmp_path / "ftw", shard_limit=MIB + 4096)
     drop_from_page_cache(tmp_path / "ftw")
@@ -100,27 +100,27 @@ def test_tensors_that_are_not_stored_as_they_are_read(tmp_path: Path) -> None:
         assert checkpoint.find_bytes("t00", 0, 3 * LARGE) is None
         assert checkpoint.find_bytes("t00", 0, LARGE) == (checkpoint.files[0], 0)
         assert checkpoint.find_bytes("t00", LARGE + 4096, 77) == (checkpoint.files[1], 0)
-    assert not any(check_runs(tmp_path / "ftw", 4 * MIB))
+    assert not any(check_chunks(tmp_path / "ftw", 4 * MIB))
 
 
 def test_file_that_changed_is_refused(tmp_path: Path) -> None:
     source = write_source(tmp_path / "source", [LARGE + 1])
     with ftw.open_checkpoint(source) as checkpoint:
-        (run,) = iter_write_chunks(plan_shards(checkpoint.tensors.values()), 4 * MIB)
+        (chunk,) = iter_write_chunks(plan_shards(checkpoint.tensors.values()), 4 * MIB)
         buffer = HostMemory(buffer_nbytes(4 * MIB)).view()
         os.utime(source / "model.safetensors", ns=(1, 1))
         with pytest.raises(ftw.CheckpointError, match=r"model\.safetensors: file: changed while it was being read"):
-            ChunkReader(checkpoint).read(run, buffer)
+            ChunkReader(checkpoint).read(chunk, buffer)
 
 
 def test_closed_checkpoint_is_refused(tmp_path: Path) -> None:
     with ftw.open_checkpoint(write_source(tmp_path / "source", [5])) as checkpoint:
-        (run,) = iter_write_chunks(plan_shards(checkpoint.tensors.values()), MIB)
+        (chunk,) = iter_write_chunks(plan_shards(checkpoint.tensors.values()), MIB)
     with pytest.raises(ftw.ClosedError):
-        ChunkReader(checkpoint).read(run, HostMemory(buffer_nbytes(MIB)).view())
+        ChunkReader(checkpoint).read(chunk, HostMemory(buffer_nbytes(MIB)).view())
 
 
-def test_run_of_many_files_holds_one_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_of_many_files_holds_one_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = {f"model-{number:05}-of-00040.safetensors": {f"t{number}": torch.ones(9)} for number in range(1, 41)}
     source = write_sharded(tmp_path / "source", shards, {})
     most = []
@@ -132,7 +132,7 @@ def test_run_of_many_files_holds_one_open(tmp_path: Path, monkeypatch: pytest.Mo
         return real(self, *arguments)
 
     monkeypatch.setattr(OpenFile, "read_in_place", count)
-    check_runs(source, MIB)
+    check_chunks(source, MIB)
     assert most == [1] * 40
 
 
@@ -146,8 +146,8 @@ def test_what_lies_in_two_files_is_read_around_the_page_cache(tmp_path: Path, mo
         OpenFile, "_read_direct", lambda self, offset, blocks: direct.append(len(blocks)) or real(self, offset, blocks)
     )
     with ftw.open_checkpoint(tmp_path / "ftw") as checkpoint:
-        layout = plan_shards(checkpoint.tensors.values())
-        (run,) = iter_write_chunks(layout, 8 * MIB)
+        shard_plan = plan_shards(checkpoint.tensors.values())
+        (chunk,) = iter_write_chunks(shard_plan, 8 * MIB)
         buffer = HostMemory(buffer_nbytes(8 * MIB)).view()
-        assert ChunkReader(checkpoint).read(run, buffer) == [0]
+        assert ChunkReader(checkpoint).read(chunk, buffer) == [0]
     assert sum(direct) == 6 * MIB

@@ -17,6 +17,7 @@ from builders import (
     write_ftw,
     write_sharded,
 )
+from folders import read_index, tree
 from safetensors.torch import save_file
 
 import ftw
@@ -47,14 +48,6 @@ def read_all(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
             checkpoint.read_into(name, buffer)
             found[name] = (tensor.dtype, tensor.shape, bytes(buffer))
         return found
-
-
-def read_index(folder: Path) -> dict:
-    return json.loads((folder / INDEX).read_text())
-
-
-def listing(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def llama(folder: Path, **overrides) -> Path:
@@ -188,7 +181,7 @@ def test_convert_writes_the_same_bytes_twice(tmp_path):
     source = llama(tmp_path / "src")
     ftw.convert(source, tmp_path / "one", embed="host")
     ftw.convert(source, tmp_path / "two", embed="host")
-    assert listing(tmp_path / "one") == listing(tmp_path / "two")
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
 
 
 def test_convert_takes_a_checkpoint_without_bytes(tmp_path):
@@ -255,9 +248,9 @@ def test_convert_refuses_an_empty_source_name(tmp_path, monkeypatch):
 
 def test_convert_dry_run_writes_nothing(tmp_path):
     source = llama(tmp_path / "src")
-    before = listing(tmp_path)
+    before = tree(tmp_path)
     planned = ftw.convert(source, tmp_path / "deep" / "out", embed="host", dry_run=True)
-    assert listing(tmp_path) == before
+    assert tree(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["src"]
     result = ftw.convert(source, tmp_path / "deep" / "out", embed="host").to_dict()
     assert result == planned.to_dict() | {"dry_run": False, "free_bytes": result["free_bytes"]}

@@ -52,7 +52,7 @@ def test_without_the_option_it_stays_and_the_refusal_names_the_option(source: Pa
         ftw.convert(source, tmp_path / "out", embed="host")
     result = ftw.convert(source, tmp_path / "out", embed="auto")
     assert not result.plan.decoded
-    assert (result.plan.tables[0].reason, len(result.plan.layout.tensors)) == ("df11", len(PARTS) + 1)
+    assert (result.plan.tables[0].reason, len(result.plan.shard_plan.tensors)) == ("df11", len(PARTS) + 1)
     assert ftw.verify(tmp_path / "out", against=source).is_ok
     plain = ftw.convert(tmp_path / "out", tmp_path / "plain", embed="host", decode_df11=True)  # later, from the FTW
     assert [table.name for table in plain.plan.placement.host_tables] == [TABLE]
@@ -60,7 +60,7 @@ def test_without_the_option_it_stays_and_the_refusal_names_the_option(source: Pa
 
 
 def test_interrupted_decoding_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_RUN_NBYTES", 8192)
+    monkeypatch.setattr(writer, "_CHUNK_NBYTES", 8192)
     ftw.convert(source, tmp_path / "whole", decode_df11=True)
 
     def interrupt(done: int, total: int) -> None:
@@ -77,7 +77,7 @@ def test_interrupted_decoding_goes_on(source: Path, tmp_path: Path, monkeypatch:
 def test_what_was_decoded_is_known_to_an_ftw_made_anew(source: Path, tmp_path: Path) -> None:
     ftw.convert(source, tmp_path / "one", decode_df11=True, embed="host")
     result = ftw.convert(tmp_path / "one", tmp_path / "two", shard_limit=8192)
-    assert any("--embed host keeps that" in warning for warning in result.plan.warnings)
+    assert any("add --embed host to keep it" in warning for warning in result.plan.warnings)
     for against in (tmp_path / "one", source):
         assert ftw.verify(tmp_path / "two", against=against).is_ok
 

@@ -15,22 +15,24 @@ from pathlib import Path
 import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, write_sharded
+from folders import state
 from leaks import descriptors
 from thread_limit import limit_threads
 
 import ftw
-from ftw.conversion import target as target_module
+from ftw.conversion import publication
 from ftw.conversion.writing import writer as writer_module
 from ftw.conversion.writing.chunk_reader import ChunkReader
 from ftw.errors import CheckpointError, OutputError
+from ftw.host import exchange_names
 
 STAGING = ".out.ftw-partial"
 
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
-    """A conversion of a few MiB then takes several runs."""
-    monkeypatch.setattr(writer_module, "_RUN_NBYTES", 1 << 20)
+    """A conversion of a few MiB then takes several chunks."""
+    monkeypatch.setattr(writer_module, "_CHUNK_NBYTES", 1 << 20)
 
 
 def sharded(folder: Path, *, nbytes: int = 24 << 20, seed: int = 0) -> Path:
@@ -45,11 +47,6 @@ def sharded(folder: Path, *, nbytes: int = 24 << 20, seed: int = 0) -> Path:
         "model-00002-of-00002.safetensors": {name: tensors[name] for name in names[2:]},
     }
     return write_sharded(folder, shards, {"architectures": ["X"], "tie_word_embeddings": False})
-
-
-def state(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file below a folder, with what changes when it is rewritten."""
-    return {str(path): (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
 
 
 def fail_in_write(monkeypatch, code: int, after: int) -> None:
@@ -68,10 +65,10 @@ def fail_in_write(monkeypatch, code: int, after: int) -> None:
 def fail_in_read(monkeypatch, error: BaseException) -> None:
     real = ChunkReader.read
 
-    def read(self, run, buffer):
-        if any(piece.tensor.name == "t3" for piece in run.pieces):
+    def read(self, chunk, buffer):
+        if any(part.tensor.name == "t3" for part in chunk.parts):
             raise error
-        return real(self, run, buffer)
+        return real(self, chunk, buffer)
 
     monkeypatch.setattr(ChunkReader, "read", read)
 
@@ -84,8 +81,8 @@ def old_target(request, tmp_path) -> bool:
     return request.param
 
 
-def assert_target_is_as_before(work: Path, old_target: bool, *, is_part_left: bool = False) -> None:
-    names = [STAGING] * is_part_left + ["out"] * old_target
+def assert_target_is_as_before(work: Path, old_target: bool, *, is_left: bool = False) -> None:
+    names = [STAGING] * is_left + ["out"] * old_target
     assert sorted(path.name for path in work.iterdir()) == names if names else not work.exists()
     if old_target:
         assert ftw.verify(work / "out").is_ok
@@ -104,17 +101,16 @@ def test_convert_error_of_a_write_names_the_shard_and_leaves_nothing(tmp_path, m
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full", "io"])
-def test_convert_error_of_a_write_leaves_a_part_that_resumes(tmp_path, monkeypatch, caplog, old_target, code):
+def test_convert_error_of_a_write_can_be_resumed(tmp_path, monkeypatch, caplog, old_target, code):
     source = sharded(tmp_path / "src")
     target = tmp_path / "work" / "out"
     with monkeypatch.context() as patch:
         fail_in_write(patch, code, after=15)
         with pytest.raises(OSError, match=r"freetoken-00000\.ftw"):
             ftw.convert(source, target, overwrite=True)
-    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=True)
+    assert_target_is_as_before(tmp_path / "work", old_target, is_left=True)
     assert caplog.messages == [
-        f"{target}: target: what was written is kept in {target.parent / STAGING}; "
-        "--resume (resume=True) goes on from it"
+        f"{target}: target: what was written is kept in {target.parent / STAGING}; --resume (resume=True) continues it"
     ]
     seen = []
     result = ftw.convert(
@@ -132,13 +128,13 @@ def test_convert_error_of_a_write_leaves_a_part_that_resumes(tmp_path, monkeypat
     [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt(), MemoryError()],
     ids=["io", "interrupt", "memory"],
 )
-def test_convert_error_of_a_read_leaves_a_part_that_resumes(tmp_path, monkeypatch, old_target, error):
+def test_convert_error_of_a_read_can_be_resumed(tmp_path, monkeypatch, old_target, error):
     source = sharded(tmp_path / "src")
     with monkeypatch.context() as patch:
         fail_in_read(patch, error)
         with pytest.raises(type(error)):
             ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
-    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=True)
+    assert_target_is_as_before(tmp_path / "work", old_target, is_left=True)
     assert ftw.convert(source, tmp_path / "work" / "out", overwrite=True, resume=True).resumed_nbytes
     assert ftw.verify(tmp_path / "work" / "out", against=source).is_ok
 
@@ -163,8 +159,8 @@ def test_convert_notices_a_shard_that_changes_while_it_reads(tmp_path, old_targe
 
     with pytest.raises((CheckpointError, FileNotFoundError), match="model-00002-of-00002"):
         ftw.convert(source, tmp_path / "work" / "out", overwrite=True, progress=spoil)
-    # A part of what the source was is of no use; but a file that is not there may be so for a moment, on a network.
-    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=change == "remove")
+    # What was made of another state of the source is of no use; but a file may be missing for a moment, on a network.
+    assert_target_is_as_before(tmp_path / "work", old_target, is_left=change == "remove")
 
 
 def test_convert_refuses_a_disk_that_is_too_small_before_it_writes(tmp_path, monkeypatch, old_target):
@@ -232,14 +228,14 @@ def test_convert_may_follow_at_once_on_another_one(tmp_path, monkeypatch):
     target = tmp_path / "work" / "out"
     target.parent.mkdir()  # or its making would be synced, too
     second = threading.Thread(target=ftw.convert, args=(other, target), kwargs={"overwrite": True})
-    real = target_module.fsync_folder
+    real = publication.fsync_folder
 
     def begin_second(folder: Path) -> None:
-        monkeypatch.setattr(target_module, "fsync_folder", real)
+        monkeypatch.setattr(publication, "fsync_folder", real)
         second.start()
         real(folder)
 
-    monkeypatch.setattr(target_module, "fsync_folder", begin_second)
+    monkeypatch.setattr(publication, "fsync_folder", begin_second)
     ftw.convert(source, target, overwrite=True)
     second.join()
     assert ftw.verify(target, against=other).is_ok
@@ -255,7 +251,7 @@ def test_convert_second_start_after_publication_keeps_its_staging_folder(tmp_pat
         staging.mkdir()
         (staging / "freetoken-00000.ftw").write_bytes(b"of the second")
 
-    monkeypatch.setattr(target_module, "fsync_folder", begin_second)
+    monkeypatch.setattr(publication, "fsync_folder", begin_second)
     ftw.convert(source, tmp_path / "out")
     assert (staging / "freetoken-00000.ftw").read_bytes() == b"of the second"
 
@@ -278,7 +274,7 @@ def test_convert_cleans_what_a_killed_one_left(tmp_path, old_target):
 def test_convert_overwrite_removes_the_old_folder_either_way(tmp_path, monkeypatch, exchange):
     """A file system that cannot exchange two names gets two renames."""
     if not exchange:
-        monkeypatch.setattr(target_module, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(publication, "exchange_names", lambda one, other: False)
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     write_ftw(tmp_path / "work" / "out", {"old": torch.ones(9)})
     (tmp_path / "work" / ".out.ftw-old").mkdir()
@@ -298,17 +294,17 @@ def test_convert_overwrite_puts_the_old_folder_back_where_the_second_rename_fail
             raise OSError(errno.EIO, "broken")
         return real(self, other)
 
-    monkeypatch.setattr(target_module, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(publication, "exchange_names", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OSError, match="broken"):
         ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
-    assert_target_is_as_before(tmp_path / "work", old_target, is_part_left=True)
+    assert_target_is_as_before(tmp_path / "work", old_target, is_left=True)
 
 
 def test_convert_overwrite_never_leaves_the_name_empty(tmp_path, monkeypatch):
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
-    if not target_module._exchange(tmp_path / "one", tmp_path / "other"):
+    if not exchange_names(tmp_path / "one", tmp_path / "other"):
         pytest.skip("this file system cannot exchange two names")
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     target = tmp_path / "work" / "out"
@@ -357,7 +353,7 @@ def test_convert_killed_at_any_point_leaves_a_valid_target_or_none(tmp_path, ove
 
 
 @pytest.mark.parametrize("interrupts", [1, 3], ids=["once", "thrice"])
-def test_convert_interrupted_exits_with_130_and_leaves_a_part(tmp_path, interrupts):
+def test_convert_interrupted_exits_with_130_and_can_be_resumed(tmp_path, interrupts):
     source = sharded(tmp_path / "src", nbytes=64 << 20)
     target = tmp_path / "work" / "out"
     # The interrupt comes when the conversion is surely under way: from its own progress function.
@@ -376,7 +372,7 @@ def test_convert_interrupted_exits_with_130_and_leaves_a_part(tmp_path, interrup
         [sys.executable, "-c", script, "convert", source, target], capture_output=True, text=True, timeout=600
     )
     kept = f"{target}: target: what was written is kept in {target.parent / STAGING}; "
-    lines = [f"ftw: warning: {kept}--resume (resume=True) goes on from it", "ftw: error: interrupted"]
+    lines = [f"ftw: warning: {kept}--resume (resume=True) continues it", "ftw: error: interrupted"]
     assert (done.returncode, done.stdout, done.stderr.splitlines()) == (130, "", lines)
     assert os.listdir(target.parent) == [STAGING]
     assert ftw.convert(source, target, resume=True).resumed_nbytes
@@ -410,7 +406,10 @@ def test_convert_takes_the_threads_that_there_can_be(tmp_path, monkeypatch, allo
 @pytest.mark.parametrize("options", [{}, {"dry_run": True}, {"resume": True}], ids=["plain", "dry-run", "resume"])
 @pytest.mark.parametrize(
     ("target", "problem"),
-    [("/", "/: target: (is a mount point|and the source)"), ("a\0b", r"a\\x00b: target: holds a zero byte")],
+    [
+        ("/", "/: target: (is a mount point|and the source)"),
+        ("a\0b", r"a\\x00b: target: contains a zero byte, which is not allowed in a file name"),
+    ],
     ids=["root", "zero-byte"],
 )
 def test_convert_refuses_targets_that_no_folder_can_be(tmp_path, target, problem, options):
@@ -436,15 +435,15 @@ def test_convert_tells_the_dtypes_that_are_allowed(tmp_path):
         ftw.convert(tmp_path / "model.safetensors", tmp_path / "out")
 
 
-def test_convert_that_refuses_a_part_does_not_praise_it(tmp_path, monkeypatch, caplog):
+def test_convert_that_cannot_resume_does_not_offer_to(tmp_path, monkeypatch, caplog):
     source = sharded(tmp_path / "src")
     with monkeypatch.context() as patch:
         fail_in_write(patch, errno.ENOSPC, after=15)
         with pytest.raises(OSError, match="freetoken-00000"):
             ftw.convert(source, tmp_path / "out")
-    assert "goes on from it" in caplog.text
+    assert "continues it" in caplog.text
     caplog.clear()
-    with pytest.raises(OutputError, match="was begun from another state of the source"):
+    with pytest.raises(OutputError, match="belongs to another state of the source"):
         ftw.convert(source, tmp_path / "out", resume=True, shard_limit=1 << 20)
     assert not caplog.messages
     assert ftw.convert(source, tmp_path / "out", resume=True).resumed_nbytes

@@ -1,4 +1,4 @@
-"""The FTW writer: the layout's rules, golden bytes, buffers and shards, a disk that refuses."""
+"""The FTW writer: the rules of the shard plan, golden bytes, buffers and shards, a disk that refuses."""
 
 import errno
 import fcntl
@@ -48,25 +48,25 @@ def write_infos(
     extra: dict[str, Any],
     shift: int = 0,
 ) -> ShardPlan:
-    layout = plan_shards(infos, shard_limit)
+    shard_plan = plan_shards(infos, shard_limit)
 
-    def read(run: Chunk, buffer: memoryview) -> list[int]:
-        """Leave each piece further behind its place than the one before it."""
+    def read(chunk: Chunk, buffer: memoryview) -> list[int]:
+        """Leave each part further behind its place than the one before it."""
         places = []
-        for number, piece in enumerate(run.pieces):
-            place = min(piece.start + shift * number, len(buffer) - piece.nbytes)
-            buffer[place : place + piece.nbytes] = contents[piece.tensor.name][piece.offset :][: piece.nbytes]
+        for number, part in enumerate(chunk.parts):
+            place = min(part.start + shift * number, len(buffer) - part.nbytes)
+            buffer[place : place + part.nbytes] = contents[part.tensor.name][part.offset :][: part.nbytes]
             places.append(place)
         return places
 
-    with FtwWriter(folder, layout) as ftw_writer:
+    with FtwWriter(folder, shard_plan) as ftw_writer:
         ftw_writer.write(read)
         ftw_writer.finish(extra)
-    return layout
+    return shard_plan
 
 
-def region_of(folder: Path, layout: ShardPlan) -> bytes:
-    return b"".join((folder / shard.name).read_bytes() for shard in layout.shards)
+def region_of(folder: Path, shard_plan: ShardPlan) -> bytes:
+    return b"".join((folder / shard.name).read_bytes() for shard in shard_plan.shards)
 
 
 def assert_reads_back(folder: Path, contents: dict[str, bytes]) -> None:
@@ -120,13 +120,13 @@ def test_written_checkpoint_reads_back_equal(tmp_path: Path) -> None:
         TensorInfo(name, names.get(tensor.dtype, "F8_E4M3"), tuple(tensor.shape), 0, len(contents[name]))
         for name, tensor in tensors.items()
     ]
-    layout = write_infos(tmp_path, infos, contents, 8192, {})
+    shard_plan = write_infos(tmp_path, infos, contents, 8192, {})
     assert_reads_back(tmp_path, contents)
     with open_checkpoint(tmp_path) as checkpoint:
         for name, tensor in tensors.items():
             found = checkpoint.tensors[name]
             assert (found.dtype, found.shape) == (names.get(tensor.dtype, "F8_E4M3"), tuple(tensor.shape))
-    assert layout.tensors[2].offset == layout.tensors[3].offset
+    assert shard_plan.tensors[2].offset == shard_plan.tensors[3].offset
 
 
 @pytest.mark.parametrize("contents", [{}, {"a": b"", "b": b""}], ids=["no-tensors", "empty-tensors"])
@@ -138,27 +138,27 @@ def test_checkpoint_without_bytes_has_no_shards(tmp_path: Path, contents: dict[s
 
 def test_many_small_tensors_cross_buffers_with_zero_padding(tmp_path: Path) -> None:
     contents = {f"t{number}": pattern(9000, number)[: number * 37 % 9000] for number in range(4000)}
-    layout = write(tmp_path, contents, 12 * MIB)
-    assert layout.total_bytes > 24 * MIB
+    shard_plan = write(tmp_path, contents, 12 * MIB)
+    assert shard_plan.total_bytes > 24 * MIB
     assert_reads_back(tmp_path, contents)
-    region = region_of(tmp_path, layout)
+    region = region_of(tmp_path, shard_plan)
     position = 0
-    for tensor in layout.tensors:
+    for tensor in shard_plan.tensors:
         assert region.count(0, position, tensor.offset) == tensor.offset - position
         position = tensor.offset + tensor.nbytes
-    assert region.count(0, position) == layout.total_bytes - position
+    assert region.count(0, position) == shard_plan.total_bytes - position
 
 
 @pytest.mark.parametrize("shard_limit", [8 << 30, 20 * MIB + 4096, 16 * MIB], ids=["one-shard", "odd", "buffer-sized"])
 def test_tensor_larger_than_all_buffers_is_written(tmp_path: Path, shard_limit: int) -> None:
     contents = {"small": b"x" * 5000, "large": pattern(60_000_000)[:60_000_000], "last": b"y"}
-    layout = write(tmp_path, contents, shard_limit)
+    shard_plan = write(tmp_path, contents, shard_limit)
     assert_reads_back(tmp_path, contents)
-    assert len(layout.shards) == -(-layout.total_bytes // shard_limit)
+    assert len(shard_plan.shards) == -(-shard_plan.total_bytes // shard_limit)
 
 
 @pytest.mark.parametrize("shift", [1, 511, 4096])
-def test_pieces_that_lie_behind_their_places_are_moved(tmp_path: Path, shift: int) -> None:
+def test_parts_that_lie_behind_their_places_are_moved(tmp_path: Path, shift: int) -> None:
     contents = {f"t{number}": pattern(3 * MIB, number)[: MIB + 700_001 * number] for number in range(4)}
     write_infos(tmp_path, [info(name, len(data)) for name, data in contents.items()], contents, 8 << 30, {}, shift)
     assert_reads_back(tmp_path, contents)
@@ -169,34 +169,38 @@ def test_pieces_that_lie_behind_their_places_are_moved(tmp_path: Path, shift: in
     sizes=st.lists(st.integers(0, 5 * 4096) | st.sampled_from([0, 1, 4095, 4096, 4097, 8192]), max_size=30),
     blocks=st.integers(1, 6),
 )
-def test_layout_keeps_the_rules_of_the_format(sizes: list[int], blocks: int) -> None:
+def test_shard_plan_keeps_the_rules_of_the_format(sizes: list[int], blocks: int) -> None:
     limit = blocks * 4096
-    layout = plan_shards([info(str(number), nbytes) for number, nbytes in enumerate(sizes)], limit)
-    assert [(tensor.name, tensor.nbytes) for tensor in layout.tensors] == [(str(n), s) for n, s in enumerate(sizes)]
+    shard_plan = plan_shards([info(str(number), nbytes) for number, nbytes in enumerate(sizes)], limit)
+    assert [(tensor.name, tensor.nbytes) for tensor in shard_plan.tensors] == [(str(n), s) for n, s in enumerate(sizes)]
     padded = [-(-nbytes // 4096) * 4096 for nbytes in sizes]
-    assert [tensor.offset for tensor in layout.tensors] == [sum(padded[:number]) for number in range(len(sizes))]
-    assert layout.total_bytes == sum(padded)
-    assert [shard.name for shard in layout.shards] == [f"freetoken-{n:05}.ftw" for n in range(len(layout.shards))]
-    ends = [shard.offset + shard.nbytes for shard in layout.shards]
-    assert [shard.offset for shard in layout.shards] == [0, *ends][: len(ends)]
-    assert all(0 < shard.nbytes <= limit and shard.nbytes % 4096 == 0 for shard in layout.shards)
-    for tensor, length in zip(layout.tensors, padded, strict=True):
+    assert [tensor.offset for tensor in shard_plan.tensors] == [sum(padded[:number]) for number in range(len(sizes))]
+    assert shard_plan.total_bytes == sum(padded)
+    assert [shard.name for shard in shard_plan.shards] == [
+        f"freetoken-{n:05}.ftw" for n in range(len(shard_plan.shards))
+    ]
+    ends = [shard.offset + shard.nbytes for shard in shard_plan.shards]
+    assert [shard.offset for shard in shard_plan.shards] == [0, *ends][: len(ends)]
+    assert all(0 < shard.nbytes <= limit and shard.nbytes % 4096 == 0 for shard in shard_plan.shards)
+    for tensor, length in zip(shard_plan.tensors, padded, strict=True):
         if length <= limit:
             assert not any(tensor.offset < end < tensor.offset + length for end in ends)
-    for shard, end in zip(layout.shards[:-1], ends[:-1], strict=True):
+    for shard, end in zip(shard_plan.shards[:-1], ends[:-1], strict=True):
         if shard.nbytes < limit:  # it ended early: the next tensor fits into a shard, but not into the rest of this one
             following = next(
-                length for tensor, length in zip(layout.tensors, padded, strict=True) if length and tensor.offset == end
+                length
+                for tensor, length in zip(shard_plan.tensors, padded, strict=True)
+                if length and tensor.offset == end
             )
             assert shard.nbytes + following > limit >= following
 
 
-def test_layout_of_known_sizes_is_known() -> None:
-    layout = plan_shards(
+def test_shard_plan_of_known_sizes_is_known() -> None:
+    shard_plan = plan_shards(
         [info(name, nbytes) for name, nbytes in (("a", 4096), ("b", 8000), ("c", 9000), ("d", 1))], 8192
     )
-    assert [tensor.offset for tensor in layout.tensors] == [0, 4096, 12288, 24576]
-    assert layout.shards == (
+    assert [tensor.offset for tensor in shard_plan.tensors] == [0, 4096, 12288, 24576]
+    assert shard_plan.shards == (
         Shard("freetoken-00000.ftw", 0, 4096),
         Shard("freetoken-00001.ftw", 4096, 8192),
         Shard("freetoken-00002.ftw", 12288, 8192),
@@ -211,29 +215,29 @@ def test_layout_of_known_sizes_is_known() -> None:
     st.sampled_from([4096, 3 * 4096, 1 << 20]),
     st.data(),
 )
-def test_runs_cover_each_byte_once_from_any_tensor_on(
-    sizes: list[int], shard_limit: int, run_nbytes: int, data: st.DataObject
+def test_chunks_cover_each_byte_once_from_any_tensor_on(
+    sizes: list[int], shard_limit: int, chunk_nbytes: int, data: st.DataObject
 ) -> None:
-    layout = plan_shards([info(f"t{number}", nbytes) for number, nbytes in enumerate(sizes)], shard_limit)
+    shard_plan = plan_shards([info(f"t{number}", nbytes) for number, nbytes in enumerate(sizes)], shard_limit)
     first = data.draw(st.integers(0, len(sizes)))
-    position = layout.start_of(first)
-    done = dict.fromkeys((tensor.name for tensor in layout.tensors[first:]), 0)
+    position = shard_plan.start_of(first)
+    done = dict.fromkeys((tensor.name for tensor in shard_plan.tensors[first:]), 0)
     ended = []
-    for run in iter_write_chunks(layout, run_nbytes, first):
-        assert run.nbytes <= run_nbytes
-        if run.nbytes:
-            shard = layout.shards[run.shard]
-            assert shard.offset + run.offset == position
-            assert run.offset + run.nbytes <= shard.nbytes
-        for piece in run.pieces:
-            assert piece.offset == done[piece.tensor.name]
-            assert not piece.nbytes or piece.tensor.offset + piece.offset == position + piece.start
-            done[piece.tensor.name] += piece.nbytes
-            ended += [piece.tensor.name] * piece.is_last
-        position += run.nbytes
-    assert position == layout.total_bytes
-    assert ended == [tensor.name for tensor in layout.tensors[first:]]
-    assert done == {tensor.name: tensor.nbytes for tensor in layout.tensors[first:]}
+    for chunk in iter_write_chunks(shard_plan, chunk_nbytes, first):
+        assert chunk.nbytes <= chunk_nbytes
+        if chunk.nbytes:
+            shard = shard_plan.shards[chunk.shard]
+            assert shard.offset + chunk.offset == position
+            assert chunk.offset + chunk.nbytes <= shard.nbytes
+        for part in chunk.parts:
+            assert part.offset == done[part.tensor.name]
+            assert not part.nbytes or part.tensor.offset + part.offset == position + part.start
+            done[part.tensor.name] += part.nbytes
+            ended += [part.tensor.name] * part.is_last
+        position += chunk.nbytes
+    assert position == shard_plan.total_bytes
+    assert ended == [tensor.name for tensor in shard_plan.tensors[first:]]
+    assert done == {tensor.name: tensor.nbytes for tensor in shard_plan.tensors[first:]}
 
 
 @pytest.mark.parametrize("failing", [0, 1], ids=["first", "last"])
@@ -270,15 +274,15 @@ def test_failed_sync_surfaces_with_the_name_of_the_file(tmp_path: Path, monkeypa
 
 
 def test_error_of_the_source_leaves_no_index(tmp_path: Path) -> None:
-    layout = plan_shards([info("a", 40 * MIB)])
+    shard_plan = plan_shards([info("a", 40 * MIB)])
     before = descriptors()
 
-    def read(run: Chunk, buffer: memoryview) -> list[int]:
-        if run.pieces[0].offset:
+    def read(chunk: Chunk, buffer: memoryview) -> list[int]:
+        if chunk.parts[0].offset:
             raise ConnectionError("the source went away")
-        return [piece.start for piece in run.pieces]
+        return [part.start for part in chunk.parts]
 
-    with pytest.raises(ConnectionError, match="went away"), FtwWriter(tmp_path, layout) as ftw_writer:
+    with pytest.raises(ConnectionError, match="went away"), FtwWriter(tmp_path, shard_plan) as ftw_writer:
         ftw_writer.write(read)
     assert not (tmp_path / INDEX).exists()
     assert descriptors() <= before
@@ -292,7 +296,7 @@ def test_file_system_without_direct_io_gets_the_same_bytes(
     folders = [tmp_path / "direct", tmp_path / "buffered"]
     for folder in folders:
         folder.mkdir()
-    layout = write(folders[0], contents, 8192)
+    shard_plan = write(folders[0], contents, 8192)
     real_open = os.open
     refused = []
 
@@ -306,8 +310,8 @@ def test_file_system_without_direct_io_gets_the_same_bytes(
 
     monkeypatch.setattr(os, "open", refuse)
     write(folders[1], contents, 8192)
-    assert len(refused) == len(layout.shards)
-    assert region_of(folders[1], layout) == region_of(folders[0], layout)
+    assert len(refused) == len(shard_plan.shards)
+    assert region_of(folders[1], shard_plan) == region_of(folders[0], shard_plan)
     assert (folders[1] / INDEX).read_bytes() == (folders[0] / INDEX).read_bytes()
 
 
@@ -324,8 +328,8 @@ def test_write_that_direct_io_refuses_is_done_through_the_page_cache(
 
     monkeypatch.setattr(os, "pwrite", refuse)
     contents = {"a": pattern(70_000)[:70_000], "b": b"b"}
-    layout = write(tmp_path, contents, 20 * 4096)
-    assert refused == [0] * len(layout.shards)
+    shard_plan = write(tmp_path, contents, 20 * 4096)
+    assert refused == [0] * len(shard_plan.shards)
     assert_reads_back(tmp_path, contents)
 
 

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from folders import read_index, tree
 from gguf import GGMLQuantizationType, GGUFEndian, GGUFValueType
 from gguf_builder import ARCHITECTURE, Blocks, entry, gguf_bytes, kv, random_blocks, shard_kvs, write_gguf
 from inspecting import stored_bytes
@@ -88,15 +89,6 @@ def write_model(
 
 def q4_0() -> GGMLQuantizationType:
     return GGMLQuantizationType.Q4_0
-
-
-def read_index(folder: Path) -> dict[str, Any]:
-    index: dict[str, Any] = json.loads((folder / INDEX).read_text())
-    return index
-
-
-def listing(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def assert_rows(source: Path, table: np.ndarray | Blocks, *, embed: str, dtype: torch.dtype | None) -> None:
@@ -223,13 +215,13 @@ def test_conversion_writes_the_same_bytes_twice(tmp_path: Path) -> None:
     source = write_model(tmp_path / "src")
     for name in ("one", "two"):
         ftw.convert(source, tmp_path / name, embed="host")
-    assert listing(tmp_path / "one") == listing(tmp_path / "two")
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
 
 
 def test_little_and_big_endian_files_become_the_same_region(tmp_path: Path) -> None:
     for order in (LITTLE, BIG):
         ftw.convert(write_model(tmp_path / f"src-{order.name}", order=order), tmp_path / order.name)
-    little, big = (listing(tmp_path / order.name) for order in (LITTLE, BIG))
+    little, big = (tree(tmp_path / order.name) for order in (LITTLE, BIG))
     assert little["freetoken-00000.ftw"] == big["freetoken-00000.ftw"]
     assert json.loads(little[INDEX])["tensors"] == json.loads(big[INDEX])["tensors"]
 
@@ -324,7 +316,7 @@ def test_neighbours_go_along_and_the_gguf_metadata_decide(tmp_path: Path) -> Non
     (source / "tokenizer.json").write_text("{}")
     (source / "taxes.txt").write_text("secret")
     result = ftw.convert(source / "m.gguf", tmp_path / "out", embed="auto")
-    assert sorted(listing(tmp_path / "out")) == [
+    assert sorted(tree(tmp_path / "out")) == [
         "config.json", "freetoken-00000.ftw", INDEX, COPY, "tokenizer.json",
     ]  # fmt: skip
     assert result.to_dict()["metadata_files"] == ["config.json", "tokenizer.json", COPY]
@@ -343,7 +335,7 @@ def test_projector_beside_the_model_is_left_out_and_named(tmp_path: Path) -> Non
     assert {entry.name: entry.reason for entry in result.plan.left_out} == {
         "mmproj-f16.gguf": "a projector of images or sound, not the model"
     }
-    assert sorted(listing(tmp_path / "out")) == ["README.md", "freetoken-00000.ftw", INDEX, COPY]
+    assert sorted(tree(tmp_path / "out")) == ["README.md", "freetoken-00000.ftw", INDEX, COPY]
 
 
 def test_stale_copy_beside_the_file_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
@@ -365,7 +357,7 @@ def test_dry_run_counts_the_copys_bytes(tmp_path: Path) -> None:
     assert planned.to_dict()["metadata_files"] == [COPY]
     [copy] = planned.plan.derived_files
     assert copy.nbytes == (tmp_path / "out" / COPY).stat().st_size
-    assert planned.needed_nbytes == sum(len(content) for content in listing(tmp_path / "out").values())
+    assert planned.needed_nbytes == sum(len(content) for content in tree(tmp_path / "out").values())
 
 
 @pytest.mark.parametrize("where", ["copy", "weights"])

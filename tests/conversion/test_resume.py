@@ -1,4 +1,4 @@
-"""`--resume`: what a conversion goes on from, what it takes for its own, and that the bytes are always the same."""
+"""`--resume`: what a conversion resumes, what it takes for its own, and that the bytes are always the same."""
 
 import fcntl
 import json
@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_sharded
-from convert_trials import tree
+from folders import state, tree
 from ftw.cli.main import main
 from places import SUPPORT
 
 import ftw
+from ftw.conversion import publication, staging
+from ftw.conversion.staging import StagingFolder
 from ftw.conversion.writing import writer
 from ftw.errors import OutputError
 from ftw.host import file_lock
@@ -32,7 +34,7 @@ NAMES = [f"t{number}" for number in range(8)]
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_RUN_NBYTES", 16 * KIB)
+    monkeypatch.setattr(writer, "_CHUNK_NBYTES", 16 * KIB)
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def convert(source: Path, target: Path, **options: object) -> ftw.ConversionResu
 
 
 def interrupt(source: Path, target: Path, after: int = 120_000, **options: object) -> Path:
-    """Convert until so many bytes have been read, and return the part that is left."""
+    """Convert until so many bytes have been read, and return the folder that is left."""
 
     def progress(done: int, total: int) -> None:
         if done >= after:
@@ -73,9 +75,9 @@ def interrupt(source: Path, target: Path, after: int = 120_000, **options: objec
 
     with pytest.raises(KeyboardInterrupt):
         convert(source, target, progress=progress, **options)
-    part = target.with_name(f".{target.name}.ftw-partial")
-    assert (part / JOURNAL).is_file()
-    return part
+    left = target.with_name(f".{target.name}.ftw-partial")
+    assert (left / JOURNAL).is_file()
+    return left
 
 
 def write_bytes(path: Path, place: int) -> None:
@@ -89,13 +91,6 @@ def write_bytes(path: Path, place: int) -> None:
 def assert_whole(target: Path, whole: dict[str, bytes]) -> None:
     assert tree(target) == whole
     assert os.listdir(target.parent) == [target.name]
-
-
-def state(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Return inode, size and time of the last change of a folder and of all below it; none of them is followed."""
-    paths = [folder, *folder.rglob("*")]
-    statuses = {path.relative_to(folder).as_posix(): path.lstat() for path in paths}
-    return {name: (status.st_ino, status.st_size, status.st_mtime_ns) for name, status in statuses.items()}
 
 
 def foresee(source: Path, target: Path, **options: object) -> ftw.ConversionResult:
@@ -112,10 +107,10 @@ def kept_nbytes(whole: dict[str, bytes], count: int) -> int:
     return sum(entry["nbytes"] for entry in json.loads(whole["freetoken_weight.json"])["tensors"][:count])
 
 
-def test_resume_goes_on_and_gives_the_same_bytes(source: Path, target: Path, whole: dict[str, bytes]) -> None:
-    part = interrupt(source, target)
-    lines = (part / JOURNAL).read_bytes().splitlines()
-    mtimes = {path.name: path.stat().st_mtime_ns for path in part.glob("*.ftw")}
+def test_resume_gives_the_same_bytes(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+    left = interrupt(source, target)
+    lines = (left / JOURNAL).read_bytes().splitlines()
+    mtimes = {path.name: path.stat().st_mtime_ns for path in left.glob("*.ftw")}
     seen: list[int] = []
     result = convert(source, target, resume=True, progress=lambda done, total: seen.append(done))
     assert_whole(target, whole)
@@ -128,7 +123,7 @@ def test_resume_goes_on_and_gives_the_same_bytes(source: Path, target: Path, who
     assert first.stat().st_mtime_ns == mtimes[first.name]  # it was complete, and has not been written again
 
 
-def test_resume_without_a_part_begins(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+def test_resume_begins_if_nothing_was_left(source: Path, target: Path, whole: dict[str, bytes]) -> None:
     assert convert(source, target, resume=True).resumed_nbytes == 0
     assert_whole(target, whole)
 
@@ -147,71 +142,71 @@ def test_a_conversion_without_resume_begins_anew(source: Path, target: Path, who
     assert_whole(target, whole)
 
 
-def flip_byte(part: Path) -> None:
-    path = part / "freetoken-00001.ftw"
+def flip_byte(left: Path) -> None:
+    path = left / "freetoken-00001.ftw"
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
 
 
-def spoil_padding(part: Path) -> None:
-    path = part / "freetoken-00001.ftw"
+def spoil_padding(left: Path) -> None:
+    path = left / "freetoken-00001.ftw"
     data = bytearray(path.read_bytes())
     place = max(place for place in range(4096, len(data)) if data[place])  # the last byte of a tensor
     data[place + 1] = 1
     path.write_bytes(data)
 
 
-def shorten(part: Path) -> None:
-    os.truncate(part / "freetoken-00001.ftw", 5000)
+def shorten(left: Path) -> None:
+    os.truncate(left / "freetoken-00001.ftw", 5000)
 
 
-def remove(part: Path) -> None:
-    (part / "freetoken-00000.ftw").unlink()
+def remove(left: Path) -> None:
+    (left / "freetoken-00000.ftw").unlink()
 
 
-def lengthen(part: Path) -> None:
-    last = max(part.glob("*.ftw"))
+def lengthen(left: Path) -> None:
+    last = max(left.glob("*.ftw"))
     os.truncate(last, last.stat().st_size + 1_000_000)
 
 
-def lengthen_first(part: Path) -> None:
-    first = min(part.glob("*.ftw"))
+def lengthen_first(left: Path) -> None:
+    first = min(left.glob("*.ftw"))
     os.truncate(first, first.stat().st_size + 4096)
 
 
-def link_away(part: Path) -> None:
-    path = part / "freetoken-00001.ftw"
-    path.rename(part.parent / "elsewhere")
+def link_away(left: Path) -> None:
+    path = left / "freetoken-00001.ftw"
+    path.rename(left.parent / "elsewhere")
     path.symlink_to("../elsewhere")
 
 
-def tear_last_line(part: Path) -> None:
-    os.truncate(part / JOURNAL, (part / JOURNAL).stat().st_size - 3)
+def tear_last_line(left: Path) -> None:
+    os.truncate(left / JOURNAL, (left / JOURNAL).stat().st_size - 3)
 
 
-def tear_first_line(part: Path) -> None:
-    lines = (part / JOURNAL).read_bytes().splitlines(keepends=True)
+def tear_first_line(left: Path) -> None:
+    lines = (left / JOURNAL).read_bytes().splitlines(keepends=True)
     lines[1] = lines[1][:5] + b"\n"
-    (part / JOURNAL).write_bytes(b"".join(lines))
+    (left / JOURNAL).write_bytes(b"".join(lines))
 
 
-def add_lines(part: Path) -> None:
-    with (part / JOURNAL).open("ab") as file:
+def add_lines(left: Path) -> None:
+    with (left / JOURNAL).open("ab") as file:
         file.write(b"0123456789abcdef\n" * 100)
 
 
-def add_rubbish(part: Path) -> None:
-    with (part / JOURNAL).open("ab") as file:
+def add_rubbish(left: Path) -> None:
+    with (left / JOURNAL).open("ab") as file:
         file.write(os.urandom(100_000))
 
 
-def add_files(part: Path) -> None:
-    (part / "stale").mkdir()
-    (part / "stale" / "file").write_bytes(b"1")
-    (part / "freetoken-00099.ftw").write_bytes(b"1")
-    (part / "link").symlink_to("/")
-    (part / f"{JOURNAL}.tmp").write_bytes(b"1")
+def add_files(left: Path) -> None:
+    (left / "stale").mkdir()
+    (left / "stale" / "file").write_bytes(b"1")
+    (left / "freetoken-00099.ftw").write_bytes(b"1")
+    (left / "link").symlink_to("/")
+    (left / f"{JOURNAL}.tmp").write_bytes(b"1")
 
 
 SPOILS: list[Callable[[Path], None]] = [
@@ -224,8 +219,8 @@ SPOILS: list[Callable[[Path], None]] = [
 def test_resume_takes_only_what_is_right(
     source: Path, target: Path, whole: dict[str, bytes], spoil: Callable[[Path], None]
 ) -> None:
-    part = interrupt(source, target)
-    spoil(part)
+    left = interrupt(source, target)
+    spoil(left)
     foreseen = foresee(source, target)
     resumed = convert(source, target, resume=True).resumed_nbytes
     assert resumed <= foreseen.resumed_nbytes <= kept_nbytes(whole, 99)
@@ -235,11 +230,11 @@ def test_resume_takes_only_what_is_right(
 
 def test_resume_of_zeros_whose_shard_is_short(source: Path, target: Path, whole: dict[str, bytes]) -> None:
     """Bytes that were never written read as the zeros that they should be; the shard has its length all the same."""
-    part = interrupt(source, target, kept_nbytes(whole, 99))
+    left = interrupt(source, target, kept_nbytes(whole, 99))
     entry = next(entry for entry in json.loads(whole["freetoken_weight.json"])["tensors"] if entry["name"] == "t5")
     shards = json.loads(whole["freetoken_weight.json"])["shards"]
     shard = next(shard for shard in reversed(shards) if shard["global_off"] <= entry["global_off"])
-    os.truncate(part / shard["file"], entry["global_off"] - shard["global_off"])
+    os.truncate(left / shard["file"], entry["global_off"] - shard["global_off"])
     convert(source, target, resume=True)
     assert_whole(target, whole)
 
@@ -258,13 +253,15 @@ def test_resume_of_zeros_whose_shard_is_short(source: Path, target: Path, whole:
 def test_resume_of_another_conversion_is_refused_and_loses_nothing(
     source: Path, target: Path, whole: dict[str, bytes], change: Callable[[Path, dict[str, object]], object]
 ) -> None:
-    part = interrupt(source, target)
-    before = tree(part)
+    left = interrupt(source, target)
+    before = tree(left)
     options: dict[str, object] = {}
     change(source, options)
-    with pytest.raises(OutputError, match=rf"out: target: .*{STAGING} was begun from another state .* anew") as caught:
+    with pytest.raises(
+        OutputError, match=rf"out: target: .*{STAGING} belongs to another state .* a new conversion begins"
+    ) as caught:
         convert(source, target, resume=True, **options)
-    assert tree(part) == before
+    assert tree(left) == before
     with pytest.raises(OutputError) as foreseen:
         foresee(source, target, **options)
     assert str(foreseen.value) == str(caught.value)
@@ -331,7 +328,7 @@ def test_resume_of_another_checkpoint_of_the_same_shapes(source: Path, target: P
     shutil.copytree(source, other)
     write_bytes(other / "model.safetensors", -9)
     interrupt(source, target)
-    with pytest.raises(OutputError, match="begun from another state"):
+    with pytest.raises(OutputError, match="belongs to another state"):
         convert(other, target, resume=True)
     convert(source, target, resume=True)
     with pytest.raises(OutputError, match="exists and is not empty"):
@@ -362,7 +359,7 @@ def test_old_folder_that_was_put_aside_gets_its_name_back(source: Path, target: 
     assert_whole(target, whole)
 
 
-def test_interrupts_while_the_last_run_is_written_leave_no_thread(
+def test_interrupts_while_the_last_chunk_is_written_leave_no_thread(
     source: Path, target: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second comes while the first waits for the writing thread, whose disk is slow."""
@@ -395,12 +392,12 @@ def test_interrupts_while_the_last_run_is_written_leave_no_thread(
     assert_whole(target, whole)
 
 
-def test_conversion_that_is_told_to_end_leaves_a_part(source: Path, target: Path, whole: dict[str, bytes]) -> None:
+def test_conversion_that_is_told_to_end_can_be_resumed(source: Path, target: Path, whole: dict[str, bytes]) -> None:
     """SIGTERM ends it at once, as SIGKILL does."""
     script = (
         "import os, signal, sys, ftw\n"
         "from ftw.conversion.writing import writer\n"
-        "writer._RUN_NBYTES = 16384\n"
+        "writer._CHUNK_NBYTES = 16384\n"
         "def progress(done, total):\n"
         "    if done > 120_000: os.kill(os.getpid(), signal.SIGTERM)\n"
         "ftw.convert(sys.argv[1], sys.argv[2], embed='host', shard_limit=49152, progress=progress)\n"
@@ -433,25 +430,25 @@ def test_journal_never_comes_from_the_source(source: Path, target: Path) -> None
 def test_dry_run_tells_what_would_be_resumed(source: Path, target: Path, whole: dict[str, bytes]) -> None:
     needed = foresee(source, target).needed_nbytes
     assert (needed, os.listdir(target.parent)) == (sum(map(len, whole.values())), [])
-    part = interrupt(source, target)
-    held = sum(512 * path.stat().st_blocks for path in part.iterdir())
+    left = interrupt(source, target)
+    held = sum(512 * path.stat().st_blocks for path in left.iterdir())
     foreseen, anew = foresee(source, target), foresee(source, target, resume=False)
     assert (anew.needed_nbytes, anew.resumed_nbytes) == (needed, 0)
-    assert foreseen.resumed_nbytes == kept_nbytes(whole, len((part / JOURNAL).read_bytes().splitlines()) - 1)
+    assert foreseen.resumed_nbytes == kept_nbytes(whole, len((left / JOURNAL).read_bytes().splitlines()) - 1)
     assert needed - held < foreseen.needed_nbytes < needed - foreseen.resumed_nbytes  # padding is kept, too
     result = convert(source, target, resume=True)
     assert (result.resumed_nbytes, result.needed_nbytes) == (foreseen.resumed_nbytes, foreseen.needed_nbytes)
     assert_whole(target, whole)
 
 
-def test_dry_run_counts_what_a_part_holds_as_room(
+def test_dry_run_counts_what_was_left_as_room(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["convert", str(source), str(target), "--embed", "host", "--shard-size", "48KiB", "--dry-run"]
-    part = interrupt(source, target)
-    (part / "freetoken-00099.ftw").write_bytes(bytes(8192))  # written, and not yet in the journal
+    left = interrupt(source, target)
+    (left / "freetoken-00099.ftw").write_bytes(bytes(8192))  # written, and not yet in the journal
     needed, usage = foresee(source, target, resume=False).needed_nbytes, shutil.disk_usage(target.parent)
-    held = sum(512 * path.stat().st_blocks for path in part.iterdir())
+    held = sum(512 * path.stat().st_blocks for path in left.iterdir())
     for short in (0, 1):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=needed - held - short: usage._replace(free=free))
         for options in ([], ["--resume"]):
@@ -460,10 +457,10 @@ def test_dry_run_counts_what_a_part_holds_as_room(
 
 
 def test_dry_run_where_a_journal_is_ahead_of_the_shards(source: Path, target: Path, whole: dict[str, bytes]) -> None:
-    part = interrupt(source, target)
-    for shard in part.glob("*.ftw"):
+    left = interrupt(source, target)
+    for shard in left.glob("*.ftw"):
         os.truncate(shard, 0)
-    held = sum(512 * path.stat().st_blocks for path in part.iterdir())
+    held = sum(512 * path.stat().st_blocks for path in left.iterdir())
     foreseen = foresee(source, target)
     assert (foreseen.needed_nbytes, foreseen.free_nbytes > 0) == (sum(map(len, whole.values())) - held, True)
 
@@ -539,13 +536,14 @@ def test_dry_run_takes_no_lock(source: Path, target: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("resume", [False, True], ids=["anew", "resume"])
-@pytest.mark.parametrize("step", ["is_locked", "held_nbytes", "has_part", "is_part_of", "read_journal"], ids=str)
+@pytest.mark.parametrize("step", ["is_locked", "held_nbytes", "is_resumable", "is_journal_of", "read_journal"], ids=str)
 def test_dry_run_beside_a_conversion_that_starts_and_ends(
     source: Path, target: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, step: str, resume: bool
 ) -> None:
-    """The conversion is not refused, and the dry run may find the part gone at any step."""
+    """The conversion is not refused, and the dry run may find what was left gone at any step."""
     interrupt(source, target)
-    module = file_lock if step == "is_locked" else sys.modules["ftw.conversion.conversion"]
+    owners = {"is_locked": file_lock, "held_nbytes": StagingFolder}
+    module = owners.get(step) or staging
     real, converted = getattr(module, step), []
 
     def begin_other(*arguments: object) -> object:
@@ -562,23 +560,23 @@ def test_dry_run_beside_a_conversion_that_starts_and_ends(
 
 
 @pytest.mark.parametrize("vanishes", ["folder", "files"], ids=str)
-def test_dry_run_where_a_part_vanishes_while_it_is_measured(
+def test_dry_run_while_what_was_left_vanishes_as_it_is_measured(
     source: Path, target: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, vanishes: str
 ) -> None:
-    part, real = interrupt(source, target), os.lstat
+    left, real = interrupt(source, target), os.lstat
 
     def lstat(path: object, **options: object) -> os.stat_result:
-        if str(path).startswith(f"{part}/"):
-            for file in part.iterdir():
+        if str(path).startswith(f"{left}/"):
+            for file in left.iterdir():
                 file.unlink()
             if vanishes == "folder":
-                part.rmdir()
+                left.rmdir()
             monkeypatch.setattr(os, "lstat", real)
         return real(path, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "lstat", lstat)
     assert convert(source, target, resume=True, dry_run=True).needed_nbytes == sum(map(len, whole.values()))
-    assert not any(part.glob("*"))
+    assert not any(left.glob("*"))
 
 
 def put_aside(source: Path, target: Path) -> Path:
@@ -602,7 +600,7 @@ def test_dry_run_judges_a_folder_that_was_put_aside_in_the_targets_place(
     assert_whole(target, whole)
 
 
-def test_dry_run_counts_a_part_beside_a_folder_that_was_put_aside(source: Path, target: Path) -> None:
+def test_dry_run_counts_what_was_left_beside_a_folder_that_was_put_aside(source: Path, target: Path) -> None:
     interrupt(source, target.with_name("new"))
     put_aside(source, target)
     target.with_name(".new.ftw-partial").rename(target.with_name(STAGING))
@@ -629,7 +627,7 @@ def test_dry_run_between_the_two_renames_of_a_conversion_is_refused(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(source, target)
-    module, real, messages = sys.modules["ftw.conversion.target"], Path.rename, []
+    real, messages = Path.rename, []
 
     def rename(path: Path, other: Path) -> Path:
         if other == target:
@@ -639,7 +637,7 @@ def test_dry_run_between_the_two_renames_of_a_conversion_is_refused(
                 messages.append(str(caught.value))
         return real(path, other)
 
-    monkeypatch.setattr(module, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(publication, "exchange_names", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", rename)
     convert(source, target, overwrite=True)
     assert messages == 2 * [f"{target}: target: another conversion is writing it"]

@@ -9,16 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
+from folders import tree
 
 import ftw
 from ftw.errors import OutputError
 
 INDEX = "freetoken_weight.json"
 TENSORS = {"matrix": torch.arange(5000, dtype=torch.float32).reshape(50, 100), "scalar": torch.tensor(1.5)}
-
-
-def listing(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def llama(folder: Path, **overrides) -> Path:
@@ -42,20 +39,20 @@ def test_convert_refuses_a_target_and_changes_nothing(tmp_path, case, dry_run, o
         "contains": tmp_path / "models",
         "link_to_source": tmp_path / "link",
     }[case]
-    before, names = listing(tmp_path), sorted(tmp_path.rglob("*"))
-    with pytest.raises(OutputError, match=r"none may|is a file|not an FTW|not empty") as caught:
+    before, names = tree(tmp_path), sorted(tmp_path.rglob("*"))
+    with pytest.raises(OutputError, match=r"must not contain each other|is a file|not an FTW|not empty") as caught:
         ftw.convert(source, target, overwrite=overwrite, dry_run=dry_run)
     assert str(caught.value).startswith(f"{os.path.realpath(target)}: target: ")
-    assert (listing(tmp_path), sorted(tmp_path.rglob("*"))) == (before, names)
+    assert (tree(tmp_path), sorted(tmp_path.rglob("*"))) == (before, names)
 
 
 @pytest.mark.parametrize("opened", ["folder", "index"], ids=str)
 def test_convert_never_overwrites_its_own_source(tmp_path, opened):
     source = write_ftw(tmp_path / "src", TENSORS)
-    before = listing(tmp_path)
+    before = tree(tmp_path)
     with pytest.raises(OutputError):
         ftw.convert(source if opened == "folder" else source / INDEX, source, overwrite=True)
-    assert listing(tmp_path) == before
+    assert tree(tmp_path) == before
 
 
 def test_convert_of_a_single_file_may_go_beside_it(tmp_path, monkeypatch):
@@ -68,10 +65,10 @@ def test_convert_of_a_single_file_may_go_beside_it(tmp_path, monkeypatch):
 def test_convert_keeps_an_existing_ftw_without_overwrite(tmp_path):
     source = llama(tmp_path / "src")
     ftw.convert(source, tmp_path / "out")
-    before = listing(tmp_path)
+    before = tree(tmp_path)
     with pytest.raises(OutputError, match="exists and is not empty; --overwrite replaces an FTW folder"):
         ftw.convert(source, tmp_path / "out", embed="host")
-    assert listing(tmp_path) == before
+    assert tree(tmp_path) == before
 
 
 def test_convert_overwrite_replaces_the_whole_folder(tmp_path):
@@ -130,11 +127,11 @@ def test_convert_does_not_replace_a_folder_that_appeared_meanwhile(tmp_path):
 def test_convert_does_not_empty_what_a_link_named_like_its_staging_folder_points_to(tmp_path):
     source = llama(tmp_path / "src")
     precious = write_ftw(tmp_path / "precious", TENSORS)
-    before = listing(precious)
+    before = tree(precious)
     (tmp_path / ".out.ftw-partial").symlink_to(precious)
     with pytest.raises(OSError, match="ftw-partial"):
         ftw.convert(source, tmp_path / "out")
-    assert listing(precious) == before
+    assert tree(precious) == before
 
 
 def test_convert_refuses_a_mount_point_before_it_writes(tmp_path, monkeypatch):

@@ -85,9 +85,7 @@ def test_verify_finds_padding_that_is_not_zero(converted, name, offset):
     entry = entry_of(converted, name)
     end = entry["global_off"] + entry["nbytes"]
     flip(converted, end if offset == 0 else -(-end // 4096) * 4096 - 1)
-    assert ftw.verify(converted).problems == (
-        f"{converted}: {name}: bytes after it are not zero, as padding has to be",
-    )
+    assert ftw.verify(converted).problems == (f"{converted}: {name}: padding after the tensor is not zero",)
 
 
 def test_verify_reports_every_problem_at_once(converted):

@@ -4,8 +4,8 @@ Run as a script, which imports neither torch nor pytest, so that a trial costs a
 
     convert_trials.py SOURCE WORK {kills,faults} COUNT KILLED RESUMED SEED
 
-Makes COUNT trials, and more until KILLED children were killed half-way and RESUMED conversions found something to go on
-from: how many do depends on how busy the machine is. It gives up after ten times COUNT. It prints one JSON object: how
+Makes COUNT trials, and more until KILLED children were killed half-way and RESUMED conversions found something to
+keep: how many do depends on how busy the machine is. It gives up after ten times COUNT. It prints one JSON object: how
 many trials there were, how many of each kind of end, and every trial that went wrong.
 """
 
@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from folders import tree
+
 import ftw
 from ftw.conversion.conversion import convert
 from ftw.conversion.writing import writer
@@ -31,11 +33,6 @@ CALLS = (
     "open", "pwrite", "preadv", "fsync", "write", "ftruncate", "rename", "replace", "mkdir", "unlink", "rmdir", "chmod",
 )  # fmt: skip
 FAULTS = ("enospc", "eio", "short")
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Return all files below a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def count_calls(before: Callable[[int, str, tuple[Any, ...]], Any]) -> None:
@@ -78,7 +75,7 @@ class Trials:
         self.counts = {"trials": 0, "killed": 0, "failed": 0, "resumed": 0}
         self.problems: list[str] = []
         work.mkdir()
-        writer._RUN_NBYTES = 16 << 10  # so that a small tensor takes several runs, too
+        writer._CHUNK_NBYTES = 16 << 10  # so that a small tensor takes several chunks, too
         convert(source, work / "whole", shard_limit=SHARD_LIMIT, embed="host")
         self.whole = tree(work / "whole")
         convert(source, self.old, shard_limit=4096)
@@ -141,7 +138,7 @@ class Trials:
             self.problems.append(f"{what}: {left} are left")
 
     def kill(self, number: int) -> None:
-        """Kill a conversion and those that go on from it, up to three times, then let one end."""
+        """Kill a conversion and those that resume it, up to three times, then let one end."""
         overwrite = number % 3 == 0
         self.prepare(overwrite)
         self.counts["trials"] += 1

@@ -1,7 +1,7 @@
-"""ChunkReader: fills a buffer with the bytes of a run's tensors, which need not lie where the run wants them.
+"""ChunkReader: fills a buffer with the bytes of a chunk's tensors, which may lie anywhere in their files.
 
 Around the page cache only whole blocks can be read, while tensors of a safetensors file or a GGUF begin at any byte. So
-each piece of a run is left where its blocks put it, up to a block further on for each piece before it; whoever takes
+each part of a chunk is left where its blocks put it, up to a block further on for each part before it; whoever takes
 the checksum moves it on the way, while it is in the processor's cache.
 """
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from ftw.files import WeightFile
 
 
-def buffer_nbytes(run_nbytes: int) -> int:
-    """Return how many bytes a buffer for runs of `run_nbytes` needs."""
-    max_shifts = run_nbytes // DIRECT_MIN_JOB_NBYTES + 1  # shorter pieces are not shifted
-    return run_nbytes + max_shifts * DIRECT_ALIGNMENT
+def buffer_nbytes(chunk_nbytes: int) -> int:
+    """Return how many bytes a buffer for chunks of `chunk_nbytes` needs."""
+    max_shifts = chunk_nbytes // DIRECT_MIN_JOB_NBYTES + 1  # shorter parts are not shifted
+    return chunk_nbytes + max_shifts * DIRECT_ALIGNMENT
 
 
 class ChunkReader:
-    """Reads runs of a checkpoint; several threads may do so at a time."""
+    """Reads chunks of a checkpoint; several threads may do so at a time."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    def read(self, run: Chunk, buffer: memoryview) -> list[int]:
-        """Read the bytes of a run's pieces; return at which byte of the buffer those of each begin.
+    def read(self, chunk: Chunk, buffer: memoryview) -> list[int]:
+        """Read the bytes of a chunk's parts; return at which byte of the buffer those of each begin.
 
         That is never before `ChunkPart.start`, and each lies after the one before it, so that they may be moved to
         there one after another.
 
         Args:
-            run: What to read.
+            chunk: What to read.
             buffer: `buffer_nbytes` bytes, at a page's start.
 
         Raises:
@@ -48,26 +48,26 @@ class ChunkReader:
         places: list[int] = []
         shift = 0
         with _LatestFile() as files:
-            for piece in run.pieces:
-                skipped = self._read(piece, buffer[piece.start + shift :], files) if piece.nbytes else 0
-                places.append(piece.start + shift + skipped)
-                if skipped:  # its last block may reach into the next piece's first
+            for part in chunk.parts:
+                skipped = self._read(part, buffer[part.start + shift :], files) if part.nbytes else 0
+                places.append(part.start + shift + skipped)
+                if skipped:  # its last block may reach into the next part's first
                     shift += DIRECT_ALIGNMENT
         return places
 
-    def _read(self, piece: ChunkPart, buffer: memoryview, files: _LatestFile) -> int:
-        """Read one piece; return at which byte of the buffer it begins."""
-        name = piece.tensor.name
-        found = self._checkpoint.find_bytes(name, piece.offset, piece.nbytes)
+    def _read(self, part: ChunkPart, buffer: memoryview, files: _LatestFile) -> int:
+        """Read one part; return at which byte of the buffer it begins."""
+        name = part.tensor.name
+        found = self._checkpoint.find_bytes(name, part.offset, part.nbytes)
         if found is None:
-            self._checkpoint.read_many([(name, buffer[: piece.nbytes], piece.offset)], num_threads=1)
+            self._checkpoint.read_many([(name, buffer[: part.nbytes], part.offset)], num_threads=1)
             return 0
         file, offset = found
-        return files.open(file).read_in_place(offset, piece.nbytes, buffer)
+        return files.open(file).read_in_place(offset, part.nbytes, buffer)
 
 
 class _LatestFile:
-    """The file that was read last, open until another is: a run may touch thousands, most of them once."""
+    """The file that was read last, open until another is: a chunk may touch thousands, most of them once."""
 
     def __init__(self) -> None:
         self._file: WeightFile | None = None

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _NO_CHECKSUM = "0" * 16
 
 
-def iter_index(layout: ShardPlan, checksums: Sequence[str], extra: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield the index in pieces: built whole, that of 100,000 tensors would take 100 MB.
+def iter_index(shard_plan: ShardPlan, checksums: Sequence[str], extra: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield the index piece by piece: built whole, that of 100,000 tensors would take 100 MB.
 
     Args:
-        layout: Tensors and shards.
+        shard_plan: Tensors and shards.
         checksums: Of the tensors, in their order.
         extra: Further keys.
     """
@@ -29,21 +29,21 @@ def iter_index(layout: ShardPlan, checksums: Sequence[str], extra: Mapping[str, 
         "format": FORMAT_NAME,
         "version": VERSION,
         "align": ALIGNMENT,
-        "shard_limit": layout.shard_limit,
-        "total_bytes": layout.total_bytes,
+        "shard_limit": shard_plan.shard_limit,
+        "total_bytes": shard_plan.total_bytes,
         **extra,
     }
     yield json.dumps(head)[:-1].encode() + b', "tensors": ['
-    for number, (tensor, checksum) in enumerate(zip(layout.tensors, checksums, strict=True)):
+    for number, (tensor, checksum) in enumerate(zip(shard_plan.tensors, checksums, strict=True)):
         entry = json.dumps(_tensor_entry(tensor, checksum))
         yield (f",\n{entry}" if number else f"\n{entry}").encode()
-    shards = [{"file": shard.name, "global_off": shard.offset, "nbytes": shard.nbytes} for shard in layout.shards]
+    shards = [{"file": shard.name, "global_off": shard.offset, "nbytes": shard.nbytes} for shard in shard_plan.shards]
     yield f'],\n"shards": {json.dumps(shards)}}}\n'.encode()
 
 
-def iter_index_without_checksums(layout: ShardPlan, extra: Mapping[str, Any]) -> Iterator[bytes]:
+def iter_index_without_checksums(shard_plan: ShardPlan, extra: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield an index of the same length before the first tensor has been read."""
-    return iter_index(layout, [_NO_CHECKSUM] * len(layout.tensors), extra)
+    return iter_index(shard_plan, [_NO_CHECKSUM] * len(shard_plan.tensors), extra)
 
 
 def _tensor_entry(tensor: TensorInfo, checksum: str) -> dict[str, Any]:

@@ -18,29 +18,29 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class ShardFiles:
-    """The shards of a layout in a folder; used by one thread."""
+    """The shards of a plan, in a folder; used by one thread."""
 
-    def __init__(self, folder: Path, layout: ShardPlan) -> None:
+    def __init__(self, folder: Path, shard_plan: ShardPlan) -> None:
         self._folder = folder
-        self._layout = layout
+        self._shard_plan = shard_plan
         self._shard = -1
         self._descriptor = -1
 
-    def write(self, run: Chunk, view: memoryview) -> None:
-        """Write a run. Runs come in order; the first may go on in a shard that an earlier process began.
+    def write(self, chunk: Chunk, view: memoryview) -> None:
+        """Write a chunk. Chunks come in order; the first may resume a shard that an earlier process began.
 
         Raises:
             OSError: The disk is full or fails; it names the shard.
         """
-        if not run.nbytes:
+        if not chunk.nbytes:
             return
-        if run.shard != self._shard:
+        if chunk.shard != self._shard:
             self.end_shard()
-            self._shard = run.shard
+            self._shard = chunk.shard
             with self._named_errors():
-                self._descriptor = _open(self._path, run.offset)
+                self._descriptor = _open(self._path, chunk.offset)
         with self._named_errors():
-            _write_all(self._descriptor, view, run.offset)
+            _write_all(self._descriptor, view, chunk.offset)
 
     def end_shard(self) -> None:
         """Make the current shard last, and close it."""
@@ -57,7 +57,7 @@ class ShardFiles:
 
     @property
     def _path(self) -> Path:
-        return self._folder / self._layout.shards[self._shard].name
+        return self._folder / self._shard_plan.shards[self._shard].name
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -1,8 +1,8 @@
-"""ShardPlan: where the tensors of an FTW lie in its region, which shards cut the region, in which runs it is written.
+"""ShardPlan: where the tensors of an FTW lie in its region, which shards cut the region, in which chunks it is written.
 
 region   tensors one after another, each at a multiple of 4096, zeros up to the next one
 shard    a part of the region that is one file
-run      a part of a shard that goes through memory at once, and the pieces of tensors in it
+chunk    bytes of one shard that go through memory at once, with the part of each tensor in it
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shard(NamedTuple):
 
 
 class ChunkPart(NamedTuple):
-    """`nbytes` bytes of a tensor from its byte `offset` on; in the run they begin at its byte `start`."""
+    """`nbytes` bytes of a tensor from its byte `offset` on; in the chunk they begin at its byte `start`."""
 
     tensor: TensorInfo
     offset: int
@@ -44,12 +44,12 @@ class ChunkPart(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Whole blocks of one shard, `nbytes` from its byte `offset` on; what no piece covers is zero."""
+    """Whole blocks of one shard, `nbytes` from its byte `offset` on; what no part covers is zero."""
 
     shard: int
     offset: int
     nbytes: int
-    pieces: tuple[ChunkPart, ...]
+    parts: tuple[ChunkPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class ShardPlan:
 def plan_shards(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_LIMIT) -> ShardPlan:
     """Place tensors one after another, each at a multiple of 4096.
 
-    A tensor that fits into a shard is never split: where it does not fit into the rest of the current one, that shard
-    stays shorter. A larger tensor goes on from where the region is and spans as many shards as it needs.
+    A tensor that fits into a shard is never split: if it does not fit into the rest of the current one, that shard
+    stays shorter. A larger tensor begins where the region ends and spans as many shards as it needs.
 
     Args:
         tensors: In the order in which they are to lie.
@@ -112,26 +112,26 @@ def plan_shards(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_
     return ShardPlan(tuple(placed), tuple(shards), shard_limit)
 
 
-def iter_write_chunks(layout: ShardPlan, run_nbytes: int, first: int = 0) -> Iterator[Chunk]:
-    """Yield the region in order, from the tensor with the number `first` on, in runs of at most `run_nbytes`.
+def iter_write_chunks(shard_plan: ShardPlan, chunk_nbytes: int, first: int = 0) -> Iterator[Chunk]:
+    """Yield the region in order, from the tensor with the number `first` on, in chunks of at most `chunk_nbytes`.
 
-    Tensors without bytes that nothing follows come last, in a run without bytes.
+    Tensors without bytes that nothing follows come last, in a chunk without bytes.
     """
-    position, number, done = layout.start_of(first), first, 0
-    for shard_number, shard in enumerate(layout.shards):
+    position, number, done = shard_plan.start_of(first), first, 0
+    for shard_number, shard in enumerate(shard_plan.shards):
         end = shard.offset + shard.nbytes
         while position < end:
-            limit = min(position + run_nbytes, end)
-            pieces: list[ChunkPart] = []
+            limit = min(position + chunk_nbytes, end)
+            parts: list[ChunkPart] = []
             place = position
-            while place < limit and number < len(layout.tensors):
-                tensor = layout.tensors[number]
+            while place < limit and number < len(shard_plan.tensors):
+                tensor = shard_plan.tensors[number]
                 nbytes = min(tensor.nbytes - done, limit - place)
-                pieces.append(ChunkPart(tensor, done, place - position, nbytes))
+                parts.append(ChunkPart(tensor, done, place - position, nbytes))
                 place, done = align_up(place + nbytes, ALIGNMENT), done + nbytes
-                if pieces[-1].is_last:
+                if parts[-1].is_last:
                     number, done = number + 1, 0
-            yield Chunk(shard_number, position - shard.offset, limit - position, tuple(pieces))
+            yield Chunk(shard_number, position - shard.offset, limit - position, tuple(parts))
             position = limit
-    if number < len(layout.tensors):
-        yield Chunk(0, 0, 0, tuple(ChunkPart(tensor, 0, 0, 0) for tensor in layout.tensors[number:]))
+    if number < len(shard_plan.tensors):
+        yield Chunk(0, 0, 0, tuple(ChunkPart(tensor, 0, 0, 0) for tensor in shard_plan.tensors[number:]))

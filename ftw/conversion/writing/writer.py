@@ -1,14 +1,13 @@
 """FtwWriter: writes the region of an FTW, in its shards, and then its index. See `ftw.readers.ftw` for the format.
 
-Bytes pass through a few page-aligned buffers, a run of the region in each: two threads read, one writes around the page
-cache, and the caller's takes checksums in between. Runs go across tensor borders, so that small tensors cost no write
+Bytes pass through a few page-aligned buffers, a chunk of the region in each: two threads read, one writes around the
+page cache, and the caller's takes checksums in between. A chunk may hold many tensors, so that small ones cost no write
 of their own. The limit is the disk, which reading and writing share. Work of the processor takes from it, even where
 threads hide it, so each byte is moved at most once, while its checksum is taken.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from ftw.conversion.writing.index_file import iter_index
 from ftw.conversion.writing.shard_files import ShardFiles
 from ftw.conversion.writing.shard_plan import iter_write_chunks
 from ftw.errors import CheckpointError
-from ftw.host import HostMemory, address_of, start_threads, write_atomically
+from ftw.host import HostMemory, start_threads, write_atomically
 from ftw.readers import ALIGNMENT, INDEX_NAME
 from ftw.sizes import align_up
 
@@ -32,16 +31,16 @@ if TYPE_CHECKING:
     from ftw.conversion.writing.shard_plan import Chunk, ChunkPart, ShardPlan
     from ftw.tensors import TensorInfo
 
-    ReadRun = Callable[[Chunk, memoryview], Sequence[int]]
+    ReadChunk = Callable[[Chunk, memoryview], Sequence[int]]
 
-_RUN_NBYTES = 16 << 20
+_CHUNK_NBYTES = 16 << 20
 _NUM_READERS = 2
-_NUM_BUFFERS = _NUM_READERS + 3  # of the runs in the caller's thread and being written, and one that evens out
+_NUM_BUFFERS = _NUM_READERS + 3  # of the chunks in the caller's thread and being written, and one that evens out
 _STEP_NBYTES = 256 << 10  # stays in the processor's cache between the move and the checksum
 
 
 class FtwWriter:
-    """Writes the tensors of a layout, in its order, then the index. Use it as a context manager.
+    """Writes the tensors of a `ShardPlan`, in its order, then the index. Use it as a context manager.
 
     Memory: five buffers of 16 MiB, whatever the size of the checkpoint, and what reading takes.
     """
@@ -49,7 +48,7 @@ class FtwWriter:
     def __init__(
         self,
         folder: Path,
-        layout: ShardPlan,
+        shard_plan: ShardPlan,
         *,
         source: str = "source",
         checksums: Sequence[str] = (),
@@ -59,18 +58,18 @@ class FtwWriter:
 
         Args:
             folder: Where the shards go.
-            layout: What is written; checksums in it are those that the source has of its tensors.
+            shard_plan: What is written; checksums in it are those that the source has of its tensors.
             source: Its name, for messages.
-            checksums: Of the first tensors, which an earlier process has written; the writer goes on after them.
+            checksums: Of the first tensors, which an earlier process has written; the writer resumes after them.
             record: Called by another thread, with the checksums of the next tensors whose bytes have been written.
         """
         self._folder = folder
-        self._layout = layout
+        self._shard_plan = shard_plan
         self._source = source
         self._checksums = list(checksums)
         self._record = record
-        self._shards = ShardFiles(folder, layout)
-        self._buffers = [HostMemory(buffer_nbytes(_RUN_NBYTES)) for _ in range(_NUM_BUFFERS)]
+        self._shards = ShardFiles(folder, shard_plan)
+        self._buffers = [HostMemory(buffer_nbytes(_CHUNK_NBYTES)) for _ in range(_NUM_BUFFERS)]
         self._writes: list[Future[None] | None] = [None] * _NUM_BUFFERS
         self._has_failed = False
         (self._writer,) = start_threads(1, "ftw-write")
@@ -83,7 +82,7 @@ class FtwWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         while True:
-            try:  # what has a checksum is written: the next conversion may go on from it
+            try:  # what has a checksum is written: the next conversion may resume it
                 for reader in self._readers:
                     reader.shutdown(wait=True, cancel_futures=True)
                 self._writer.shutdown(wait=True)
@@ -92,35 +91,34 @@ class FtwWriter:
                 self._has_failed = True
         self._shards.close()
 
-    def write(self, read: ReadRun, progress: Callable[[int], None] | None = None) -> None:
+    def write(self, read: ReadChunk, progress: Callable[[int], None] | None = None) -> None:
         """Write all tensors, and make their shards last.
 
         Args:
-            read: Reads a run into a buffer and returns where in it each piece lies, as `ChunkReader.read` does; called
-            by
-                two threads.
-            progress: Called with the bytes of tensors that have been read, after each run of at most 16 MiB.
+            read: Reads a chunk into a buffer and returns where in it each part lies, as `ChunkReader.read` does. Two
+                threads call it.
+            progress: Called with the bytes of tensors that have been read, after each chunk of at most 16 MiB.
 
         Raises:
-            CheckpointError: A tensor of the layout has a checksum, and what was read has another.
+            CheckpointError: A tensor of the plan has a checksum, and what was read has another.
             OSError: The disk is full or fails; it names the shard.
         """
         hasher = xxhash.xxh3_64()
         reading: deque[tuple[Chunk, int, Future[Sequence[int]]]] = deque()
 
         def pass_on() -> None:
-            run, buffer, places = reading.popleft()
+            chunk, buffer, places = reading.popleft()
             view = self._buffers[buffer].view()
-            ended = self._finish_pieces(run, view, places.result(), hasher)
+            ended = self._finish_parts(chunk, view, places.result(), hasher)
             self._checksums += ended
-            self._writes[buffer] = self._writer.submit(self._write, run, view[: run.nbytes], ended)
+            self._writes[buffer] = self._writer.submit(self._write, chunk, view[: chunk.nbytes], ended)
             if progress:
-                progress(sum(piece.nbytes for piece in run.pieces))
+                progress(sum(part.nbytes for part in chunk.parts))
 
-        for number, run in enumerate(iter_write_chunks(self._layout, _RUN_NBYTES, len(self._checksums))):
+        for number, chunk in enumerate(iter_write_chunks(self._shard_plan, _CHUNK_NBYTES, len(self._checksums))):
             buffer = number % _NUM_BUFFERS
             reader = self._readers[number % len(self._readers)]
-            reading.append((run, buffer, reader.submit(self._read, read, run, buffer)))
+            reading.append((chunk, buffer, reader.submit(self._read, read, chunk, buffer)))
             if len(reading) > _NUM_READERS:
                 pass_on()
         while reading:
@@ -131,28 +129,28 @@ class FtwWriter:
 
     def finish(self, extra: dict[str, Any]) -> None:
         """Write the index under its name, once all tensors have been written; `extra` holds its further keys."""
-        write_atomically(self._folder / INDEX_NAME, iter_index(self._layout, self._checksums, extra))
+        write_atomically(self._folder / INDEX_NAME, iter_index(self._shard_plan, self._checksums, extra))
 
-    def _read(self, read: ReadRun, run: Chunk, buffer: int) -> Sequence[int]:
+    def _read(self, read: ReadChunk, chunk: Chunk, buffer: int) -> Sequence[int]:
         self._wait(buffer)
-        return read(run, self._buffers[buffer].view())
+        return read(chunk, self._buffers[buffer].view())
 
-    def _finish_pieces(self, run: Chunk, view: memoryview, places: Sequence[int], hasher: xxhash.xxh3_64) -> list[str]:
-        """Bring pieces to their places, take checksums, pad the tensors that end; return the checksums of those."""
+    def _finish_parts(self, chunk: Chunk, view: memoryview, places: Sequence[int], hasher: xxhash.xxh3_64) -> list[str]:
+        """Move parts to their places, take checksums, pad the tensors that end; return the checksums of those."""
         ended: list[str] = []
-        for piece, place in zip(run.pieces, places, strict=True):
-            _move_and_hash(piece, view, place, hasher)
-            if piece.is_last:
-                self._check(piece.tensor, hasher.hexdigest())
+        for part, place in zip(chunk.parts, places, strict=True):
+            _move_and_hash(part, view, place, hasher)
+            if part.is_last:
+                self._check(part.tensor, hasher.hexdigest())
                 ended.append(hasher.hexdigest())
                 hasher.reset()
-                end = piece.start + piece.nbytes
+                end = part.start + part.nbytes
                 padded = align_up(end, ALIGNMENT)
                 view[end:padded] = bytes(padded - end)
         return ended
 
     def _check(self, tensor: TensorInfo, checksum: str) -> None:
-        """Hold a tensor against the checksum that its source has of it: a new one would hide what is wrong."""
+        """Compare a tensor's checksum with the one that its source has: a new one would hide what is wrong."""
         if tensor.xxh3_64 not in (None, checksum):
             problem = f"checksum of what was read is {checksum}, its index says {tensor.xxh3_64}"
             raise CheckpointError(self._source, tensor.name, problem)
@@ -162,11 +160,11 @@ class FtwWriter:
         if write is not None:
             write.result()
 
-    def _write(self, run: Chunk, view: memoryview, ended: list[str]) -> None:
+    def _write(self, chunk: Chunk, view: memoryview, ended: list[str]) -> None:
         if self._has_failed:  # `record` would leave a gap
             return
         try:
-            self._shards.write(run, view)
+            self._shards.write(chunk, view)
             if self._record and ended:
                 self._record(ended)
         except BaseException:
@@ -174,14 +172,14 @@ class FtwWriter:
             raise
 
 
-def _move_and_hash(piece: ChunkPart, view: memoryview, place: int, hasher: xxhash.xxh3_64) -> None:
-    """Move a piece from `place`, which lies behind its start, to there, and take its bytes into the checksum."""
-    end = piece.start + piece.nbytes
-    if place == piece.start:
+def _move_and_hash(part: ChunkPart, view: memoryview, place: int, hasher: xxhash.xxh3_64) -> None:
+    """Move a part from `place`, which lies behind its start, to there, and take its bytes into the checksum."""
+    end = part.start + part.nbytes
+    if place == part.start:
         hasher.update(view[place:end])
         return
-    address, shift = address_of(view), place - piece.start
-    for start in range(piece.start, end, _STEP_NBYTES):
-        step = view[start : min(start + _STEP_NBYTES, end)]
-        ctypes.memmove(address + start, address + start + shift, len(step))
-        hasher.update(step)
+    shift = place - part.start
+    for start in range(part.start, end, _STEP_NBYTES):
+        stop = min(start + _STEP_NBYTES, end)
+        view[start:stop] = view[start + shift : stop + shift]  # moved as by memmove(3), where they overlap
+        hasher.update(view[start:stop])

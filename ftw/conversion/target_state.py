@@ -1,0 +1,89 @@
+"""TargetState: what a conversion finds at its target. A dry run and a real one take the same decisions from it."""
+
+from __future__ import annotations
+
+import filecmp
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftw.conversion.publication import aside_of, is_put_aside
+from ftw.conversion.target import Standing, find_standing, free_nbytes
+from ftw.conversion.writing.index_file import iter_index
+from ftw.errors import FtwError
+from ftw.readers import INDEX_NAME, open_reader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftw.checkpoint import Checkpoint
+    from ftw.conversion.plan import ConversionPlan
+    from ftw.conversion.staging import StagingFolder
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """What a conversion finds at its target and beside it, by reading alone.
+
+    Attributes:
+        standing: What stands at the target, or was put aside from there.
+        is_put_aside: Whether a killed conversion has put it aside.
+        is_complete: Whether it is what this conversion would make, by all but the bytes of its tensors.
+        num_begun: Tensors that an earlier conversion has written, as its journal says.
+        held_nbytes: What an earlier conversion has left takes so much of the disk.
+        free_nbytes: So much is free beside that.
+    """
+
+    standing: Standing
+    is_put_aside: bool
+    is_complete: bool
+    num_begun: int
+    held_nbytes: int
+    free_nbytes: int
+
+
+def read_target_state(
+    staging: StagingFolder, plan: ConversionPlan, checkpoint: Checkpoint, *, resume: bool
+) -> TargetState:
+    """Look at the target of a staging folder; without `resume` nothing is taken for complete or begun.
+
+    Nothing is written or locked: another conversion may start at any time.
+
+    Raises:
+        OutputError: Another conversion is writing the target.
+        NotResumableError: What an earlier conversion has left cannot be resumed.
+    """
+    target, free, num_begun, held = staging.target, free_nbytes(staging.target), 0, 0
+    was_put_aside = is_put_aside(target)
+    folder = aside_of(target) if was_put_aside else target
+    standing = find_standing(folder)
+    is_complete = resume and _looks_complete(folder, plan, checkpoint)
+    if staging.is_left():
+        held = staging.held_nbytes()
+        try:
+            num_begun = len(staging.read_journal(plan)) if resume and not is_complete else 0
+        except FileNotFoundError:  # another conversion has cleared or published it meanwhile
+            held = 0
+    return TargetState(standing, was_put_aside, is_complete, num_begun, held, free)
+
+
+def _looks_complete(folder: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
+    return _has_index(folder / INDEX_NAME, plan) and _has_metadata(folder, plan, checkpoint)
+
+
+def _has_index(path: Path, plan: ConversionPlan) -> bool:
+    """Tell whether an index is that of a plan, with whatever checksums."""
+    if not path.is_file() or path.stat().st_size != plan.index_nbytes:
+        return False
+    try:
+        tensors = open_reader(path.parent).tensors
+        checksums = [tensors[tensor.name].xxh3_64 or "" for tensor in plan.shard_plan.tensors]
+    except (FtwError, KeyError):
+        return False
+    with path.open("rb") as file:
+        return all(file.read(len(text)) == text for text in iter_index(plan.shard_plan, checksums, plan.index_extra))
+
+
+def _has_metadata(folder: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
+    """Tell whether the files beside the weights equal the source's; derived files have checksums."""
+    pairs = ((folder / name, checkpoint.folder / name) for name in plan.metadata_files)
+    return all(own.is_file() and filecmp.cmp(own, other, shallow=False) for own, other in pairs)
