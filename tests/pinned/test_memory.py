@@ -57,7 +57,7 @@ from ftw.pinned import memory_report as memory
 from ftw.host.memory import HostMemory
 
 memory._SAMPLE_SECONDS = 600
-with memory.MemoryWatch(torch.device("cpu")) as watch:
+with memory.MemoryMonitor(torch.device("cpu")) as watch:
     held = HostMemory(512 << 20)
     held.view()[:] = bytes(512 << 20)
     held.close()

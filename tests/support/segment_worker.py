@@ -138,7 +138,7 @@ def reapers(folder: Path) -> list[int]:
                 arguments = (entry / "cmdline").read_bytes()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if b"segment_reaper_program.py" in arguments and os.fsencode(folder) in arguments:
+            if b"reaper_program.py" in arguments and os.fsencode(folder) in arguments:
                 found.append(int(entry.name))
     return found
 
