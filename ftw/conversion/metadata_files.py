@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
 from ftw.files import is_inside
-from ftw.host import fsync_folder
+from ftw.host import fsync_folder, open_own
 from ftw.readers import INDEX_NAME, OWN_NAMES, LeftOut
 
 if TYPE_CHECKING:
@@ -86,9 +86,7 @@ def _open_inside(path: Path, folder: Path) -> BinaryIO:
     """Open a file of the folder, wherever in it or in its hub cache entry a link leads."""
     if not is_inside(path, folder):
         raise CheckpointError(path, "file", "became a link that leads out of the source")
-    descriptor = os.open(
-        path.resolve(), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    )  # no wait for pipes
+    descriptor = open_own(path.resolve())
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CheckpointError(path, "file", "is not a regular file any more")

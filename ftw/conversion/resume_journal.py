@@ -23,7 +23,7 @@ import xxhash
 from ftw.conversion.writing.shard_plan import iter_write_chunks
 from ftw.errors import OutputError
 from ftw.files import WeightFile
-from ftw.host import HostMemory, write_atomically
+from ftw.host import HostMemory, open_descriptor, write_atomically
 from ftw.readers import ALIGNMENT, JOURNAL_NAME
 from ftw.sizes import align_up
 
@@ -49,7 +49,7 @@ class Journal:
         """Begin a journal, of a conversion that goes on after the tensors of these checksums."""
         self._path = folder / JOURNAL_NAME
         write_atomically(self._path, [_first_line(digest), _lines(checksums)])  # or a kill here would lose the part
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._descriptor = open_descriptor(self._path, os.O_WRONLY | os.O_APPEND)
 
     def __enter__(self) -> Journal:
         return self
@@ -175,7 +175,7 @@ def _read_run(path: Path, run: Chunk, view: memoryview) -> int:
 
 def _cut(path: Path, nbytes: int) -> None:
     """Drop what a shard holds beyond its first bytes, and make those last."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    descriptor = open_descriptor(path, os.O_WRONLY)
     try:
         if os.fstat(descriptor).st_size > nbytes:
             os.ftruncate(descriptor, nbytes)
