@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, write_sharded
+from interrupts import interruptible
 from leaks import descriptors
 from thread_limit import limit_threads
 
@@ -372,9 +373,9 @@ def test_convert_interrupted_exits_with_130_and_leaves_a_part(tmp_path, interrup
         "command.convert = interrupted\n"
         "main.run(sys.argv[1:])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "convert", source, target], capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, "-c", script, "convert", source, target]
+    with interruptible():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     kept = f"{target}: target: what was written is kept in {target.parent / STAGING}; "
     lines = [f"ftw: warning: {kept}--resume (resume=True) goes on from it", "ftw: error: interrupted"]
     assert (done.returncode, done.stdout, done.stderr.splitlines()) == (130, "", lines)
