@@ -8,13 +8,18 @@ BIN     = $(VENV)/bin
 FORMAT  ?= gguf
 SECONDS ?= 600
 
-.PHONY: demo test check coverage lint types fix fuzz clean
+.PHONY: demo test test-gpu check coverage lint types fix fuzz clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ftw demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+# On a machine with a GPU: the rest in parallel, then one after another what measures its memory or compares tokens.
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "gpu and not alone" -n 4 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "gpu and alone" $(PYTEST_ARGS)
 
 check: lint types test
 

@@ -19,8 +19,13 @@ settings.register_profile("repo", settings.get_profile("fresh"), derandomize=Tru
 settings.load_profile("repo")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which looks at the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give tests marked `alone` to one worker of pytest-xdist; skip what needs a GPU where there is none."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.get_closest_marker("alone"):
+                item.add_marker(pytest.mark.xdist_group("alone"))
     if HAS_GPU:
         return
     skip = pytest.mark.skip(reason="needs a GPU")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
 from ftw.files import is_inside
-from ftw.host import fsync_folder
+from ftw.host import fsync_folder, open_own
 from ftw.readers import INDEX_NAME, OWN_NAMES, LeftOut
 
 if TYPE_CHECKING:
@@ -86,16 +86,11 @@ def _open_inside(path: Path, folder: Path) -> BinaryIO:
     """Open a file of the folder; a link may lead anywhere in it or in its hub cache entry."""
     if not is_inside(path, folder):
         raise CheckpointError(path, "file", "became a link that leads out of the source")
-    descriptor = os.open(path.resolve(), _open_flags())
+    descriptor = open_own(path.resolve())
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CheckpointError(path, "file", "is not a regular file any more")
     return os.fdopen(descriptor, "rb")
-
-
-def _open_flags() -> int:
-    """Return how to open a file without following a link or waiting for a pipe, as far as the system can."""
-    return os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
 def _walk(folder: Path) -> Iterator[Path]:

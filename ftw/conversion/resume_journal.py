@@ -23,7 +23,7 @@ import xxhash
 from ftw.conversion.writing.shard_plan import iter_write_chunks
 from ftw.errors import OutputError
 from ftw.files import WeightFile
-from ftw.host import HostMemory, write_atomically
+from ftw.host import HostMemory, open_descriptor, write_atomically
 from ftw.readers import ALIGNMENT, JOURNAL_NAME
 from ftw.sizes import align_up
 
@@ -49,7 +49,7 @@ class Journal:
         """Begin a journal, of a conversion that resumes after the tensors of these checksums."""
         self._path = folder / JOURNAL_NAME
         write_atomically(self._path, [_first_line(digest), _lines(checksums)])  # or a kill here would lose it all
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+        self._descriptor = open_descriptor(self._path, os.O_WRONLY | os.O_APPEND)
 
     def __enter__(self) -> Journal:
         return self
@@ -177,7 +177,7 @@ def _clear_folder(folder: Path, *, but: set[str]) -> None:
 
 def _cut(path: Path, nbytes: int) -> None:
     """Drop what a shard holds beyond its first bytes, and make those last."""
-    descriptor = os.open(path, os.O_WRONLY)
+    descriptor = open_descriptor(path, os.O_WRONLY)
     try:
         if os.fstat(descriptor).st_size > nbytes:
             os.ftruncate(descriptor, nbytes)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import os
 import threading
 from collections import Counter, deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.files.weight_file import DIRECT_ALIGNMENT, OpenFile, WeightFile
-from ftw.host import HUGE_PAGE_NBYTES, HostMemory, address_of
+from ftw.host import HUGE_PAGE_NBYTES, HostMemory, address_of, count_processors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,7 +41,7 @@ def default_num_threads() -> int:
     A thread waits for the disk or moves bytes. Cold, 0.95 GiB at an unaligned offset took 1.06 to 1.20 of the time of
     O_DIRECT without a copy by 2 threads, 1.02 to 1.14 by 4, 0.98 to 1.12 by 6 (2 busy cores, virtual disk; 2026-11-30).
     """
-    return min(max(len(os.sched_getaffinity(0)), _MIN_DEFAULT_THREADS), _MAX_DEFAULT_THREADS)
+    return min(max(count_processors(), _MIN_DEFAULT_THREADS), _MAX_DEFAULT_THREADS)
 
 
 def parse_num_threads(value: int | None) -> int:

@@ -20,7 +20,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import CheckpointError
-from ftw.host import address_of
+from ftw.host import DIRECT_REFUSALS, address_of, is_cached, open_descriptor, open_direct, read_at
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ DIRECT_ALIGNMENT = 4096
 DIRECT_MIN_NBYTES = 4 << 20  # below this a buffered read costs no more, for a thread that reads alone
 DIRECT_MIN_JOB_NBYTES = 1 << 20  # the same for threads that hide one another's waiting
 _MAX_READ_NBYTES = 16 << 20  # of one system call: large enough for the disk, small enough to be interrupted
-_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of O_DIRECT, by a file system without it or of larger blocks
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-_CACHESTAT = 451  # number of cachestat(2), Linux 6.5, on all architectures but alpha
 
 
 class FileIdentity(NamedTuple):
@@ -111,9 +108,9 @@ class OpenFile:
     def __init__(self, file: WeightFile) -> None:
         self._file = file
         self._lock = threading.Lock()
-        self._takes_direct = hasattr(os, "O_DIRECT")
+        self._takes_direct = True  # until the file system refuses
         self._direct: int | None = None
-        self._buffered = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._buffered = open_descriptor(file.path, os.O_RDONLY)
         try:
             self._check_unchanged(self._buffered)
         except BaseException:
@@ -154,7 +151,7 @@ class OpenFile:
         """
         done = 0
         least = DIRECT_MIN_NBYTES if bounce is None else DIRECT_MIN_JOB_NBYTES
-        if len(view) >= least and not _is_cached(self._buffered, offset, len(view)):
+        if len(view) >= least and not is_cached(self._buffered, offset, len(view)):
             if (offset - address_of(view)) % DIRECT_ALIGNMENT == 0:
                 done = -offset % DIRECT_ALIGNMENT
                 self._read_buffered(offset, view[:done])
@@ -173,7 +170,7 @@ class OpenFile:
         Raises:
             CheckpointError: The file ends before.
         """
-        is_large = nbytes >= DIRECT_MIN_JOB_NBYTES and not _is_cached(self._buffered, offset, nbytes)
+        is_large = nbytes >= DIRECT_MIN_JOB_NBYTES and not is_cached(self._buffered, offset, nbytes)
         if is_large and self._read_window(offset, nbytes, buffer) == nbytes:
             return offset % DIRECT_ALIGNMENT
         self._read_buffered(offset, buffer[:nbytes])
@@ -215,7 +212,7 @@ class OpenFile:
             try:
                 count = self._read_once(descriptor, offset, blocks, done)
             except OSError as error:
-                if error.errno not in _REFUSALS:
+                if error.errno not in DIRECT_REFUSALS:
                     raise
                 self._takes_direct = False  # an alignment that this file system does not take
                 break
@@ -228,41 +225,20 @@ class OpenFile:
         """Return the descriptor that goes around the page cache, None where the file system has no such way."""
         with self._lock:
             if self._direct is None and self._takes_direct:
-                try:
-                    self._direct = os.open(self._file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-                except OSError as error:  # tmpfs before Linux 6.6
-                    if error.errno not in _REFUSALS:
-                        raise
-                    self._takes_direct = False
-                else:
+                self._direct = open_direct(self._file.path, os.O_RDONLY)
+                self._takes_direct = self._direct is not None
+                if self._direct is not None:
                     self._check_unchanged(self._direct)
             return self._direct if self._takes_direct else None
 
     def _read_once(self, descriptor: int, offset: int, view: memoryview, done: int) -> int:
         """Read some of what a view still lacks, the bytes at `offset` being its first."""
-        try:  # the slice has no name, under which the error would keep a bounce buffer alive
-            return os.preadv(descriptor, [view[done : done + _MAX_READ_NBYTES]], offset + done)
+        try:
+            with view[done : done + _MAX_READ_NBYTES] as part:  # an error would keep a bounce buffer alive
+                return read_at(descriptor, part, offset + done)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._file.path)) from error
 
 
 def _identity(status: os.stat_result) -> FileIdentity:
     return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-class _CachestatRange(ctypes.Structure):
-    _fields_ = (("offset", ctypes.c_uint64), ("nbytes", ctypes.c_uint64))
-
-
-class _Cachestat(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")
-    )
-
-
-def _is_cached(descriptor: int, offset: int, nbytes: int) -> bool:
-    """Tell whether the page cache holds at least half of a range: read from there, it is then faster than the disk."""
-    wanted, found = _CachestatRange(offset, nbytes), _Cachestat()
-    if _syscall(ctypes.c_long(_CACHESTAT), descriptor, ctypes.byref(wanted), ctypes.byref(found), 0):
-        return False  # a kernel before 6.5 cannot tell
-    return bool(found.cached * os.sysconf("SC_PAGE_SIZE") * 2 >= nbytes)

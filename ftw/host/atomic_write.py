@@ -27,7 +27,9 @@ def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder last."""
+    """Make the names in a folder last, if the system lets folders be opened: Windows does not."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

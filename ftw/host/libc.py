@@ -1,21 +1,56 @@
-"""Functions of the C library that Python does not offer, for systems that have them."""
+"""Functions of Linux's C library that Python does not offer.
+
+The numbers that they take and the structures that they fill are those of Linux, so no other system's are called.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import functools
 import os
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2), Linux 3.15
+IS_LINUX = sys.platform == "linux"
+_RANGE = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)  # address, size, advice or protection
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
+    "fstatfs": (ctypes.c_int, (ctypes.c_int, ctypes.c_void_p)),
+    "madvise": (ctypes.c_int, _RANGE),
+    "mmap": (ctypes.c_void_p, (*_RANGE, ctypes.c_int, ctypes.c_int, ctypes.c_long)),
+    "mprotect": (ctypes.c_int, _RANGE),
+    "renameat2": (ctypes.c_int, (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)),
+    "syscall": (ctypes.c_long, None),  # as many arguments as the call has
+}
+
+
+@functools.cache
+def libc_function(name: str) -> Callable[..., int]:
+    """Return a function, which runs without Python's lock and leaves its error in `ctypes.get_errno`.
+
+    One that the system lacks fails with ENOSYS, as a call does that the kernel lacks.
+    """
+    try:
+        if not IS_LINUX:
+            return _fail
+        function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    except (AttributeError, OSError):
+        return _fail
+    function.restype, function.argtypes = _SIGNATURES[name]
+    return function  # type: ignore[no-any-return]
+
+
+def _fail(*_: object) -> int:
+    ctypes.set_errno(errno.ENOSYS)
+    return -1
 
 
 def exchange_names(one: Path, other: Path) -> bool:
     """Exchange two names in one step; return False if the C library or the file system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None).renameat2
-    except (AttributeError, OSError, TypeError):  # no such function; no C library under that name, as on Windows
-        return False
-    return bool(renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+    call = libc_function("renameat2")
+    return call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -68,13 +67,21 @@ class HostLimits:
 def read_host_limits(*, proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> HostLimits:
     """Read what bounds this process's host memory now."""
     available = _number(_read(proc / "meminfo"), r"^MemAvailable: *(\d{1,15}) kB$")
-    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return HostLimits(
         available=None if available is None else available * 1024,
         cgroup_free=_read_cgroup_free(proc, cgroup_root),
-        memlock=None if memlock == resource.RLIM_INFINITY else memlock,
+        memlock=_read_memlock(),
         is_wsl="microsoft" in _read(proc / "sys" / "kernel" / "osrelease").lower(),
     )
+
+
+def _read_memlock() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return None if memlock == resource.RLIM_INFINITY else memlock
 
 
 class _Files(NamedTuple):

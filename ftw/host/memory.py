@@ -14,12 +14,15 @@ import os
 import weakref
 from typing import Protocol
 
+from ftw.host.libc import libc_function
 from ftw.host.numa import place_pages
 from ftw.sizes import align_up
 
 PAGE_NBYTES = mmap.PAGESIZE
 HUGE_PAGE_NBYTES = 2 << 20
 _WIPE_ON_FORK, _KEEP_ON_FORK = 18, 19  # of madvise(2), Linux 4.14
+# Windows has one kind of mapping, and no word for it.
+_FLAGS = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 class Memory(Protocol):
@@ -71,7 +74,7 @@ class HostMemory:
         is_huge = huge_pages and nbytes >= HUGE_PAGE_NBYTES and hasattr(mmap, "MADV_HUGEPAGE")
         # The kernel does not promise to begin at a huge page; what stands before and after takes addresses, no memory.
         slack = HUGE_PAGE_NBYTES if is_huge else 0
-        mapping = mmap.mmap(-1, self.mapped_nbytes + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, self.mapped_nbytes + slack, **_FLAGS)
         start = -address_of(memoryview(mapping)) % HUGE_PAGE_NBYTES if is_huge else 0
         self._view = memoryview(mapping)[start : start + self.mapped_nbytes]
         self.address = address_of(self._view)
@@ -94,35 +97,28 @@ class HostMemory:
         The kernel would copy page-locked pages for each of them, and split huge ones. MADV_DONTFORK would do too, but
         leave the addresses free in the child, whose own memory there would go when it drops the mapping.
         """
-        self._advise(_WIPE_ON_FORK)
+        self._call("madvise", _WIPE_ON_FORK)  # a kernel that cannot do it: forks copy the pages, as ever
         _withheld.add(self)
 
     def keep_on_fork(self) -> None:
         """End `wipe_on_fork`."""
         _withheld.discard(self)
-        self._advise(_KEEP_ON_FORK)
+        self._call("madvise", _KEEP_ON_FORK)
 
     def protect_none(self) -> None:
         """Let nobody in this process read or write the bytes any more."""
-        mapping = self._mapping
-        if mapping is not None:
-            protect = ctypes.CDLL(None).mprotect
-            protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-            protect(address_of(memoryview(mapping)), len(mapping), 0)
+        self._call("mprotect", 0)
 
     def close(self) -> None:
         """Drop the mapping; it is unmapped with its last view."""
         self._view = None
         self.address = 0
 
-    @property
-    def _mapping(self) -> mmap.mmap | None:
-        return self._view.obj if self._view is not None else None  # type: ignore[return-value]
-
-    def _advise(self, advice: int) -> None:
-        if self._mapping is not None:
-            with contextlib.suppress(OSError):  # a kernel that cannot do it: forks copy the pages, as ever
-                self._mapping.madvise(advice)
+    def _call(self, name: str, argument: int) -> None:
+        """Call a C function on all of the mapping; what the system cannot do is left undone."""
+        if self._view is not None:
+            mapping = memoryview(self._view.obj)
+            libc_function(name)(address_of(mapping), len(mapping), argument)
 
 
 _withheld: weakref.WeakSet[HostMemory] = weakref.WeakSet()  # what a process forks is a fact of the process
@@ -133,7 +129,8 @@ def _deny_withheld() -> None:
         memory.protect_none()
 
 
-os.register_at_fork(after_in_child=_deny_withheld)
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=_deny_withheld)
 
 
 def address_of(view: memoryview) -> int:

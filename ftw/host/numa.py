@@ -18,6 +18,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from ftw.host.libc import libc_function
+
 SYSFS = Path("/sys")
 _NODES = "devices/system/node"
 _SYSCALLS = {"x86_64": {"mbind": 237, "move_pages": 279}, "aarch64": {"mbind": 235, "move_pages": 239}}
@@ -113,7 +115,5 @@ def _syscall_number(name: str) -> int | None:
 
 
 def _syscall(number: int, *arguments: object) -> int:
-    function = ctypes.CDLL(None, use_errno=True).syscall
-    function.restype = ctypes.c_long
     wide = (ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments)
-    return int(function(ctypes.c_long(number), *wide))
+    return libc_function("syscall")(ctypes.c_long(number), *wide)

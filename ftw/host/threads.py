@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def count_processors() -> int:
+    """Return how many processors this process may use, of all if the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def start_threads(count: int, name: str) -> list[Executor]:

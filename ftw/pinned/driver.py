@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ftw.errors import PinError
 from ftw.host import node_of_pci_device
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ class Driver(NamedTuple):
 
 
 def load_driver() -> Driver:
-    """Return the driver of the installed torch's kind of GPU."""
+    """Return the driver of the installed torch's kind of GPU.
+
+    Raises:
+        PinError: Its library cannot be loaded; Linux's is meant.
+    """
     return _load_hip() if torch.version.hip else _load_cuda()
 
 
@@ -55,7 +60,7 @@ def numa_node_of(device: torch.device) -> int | None:
 
 
 def _load_cuda() -> Driver:
-    cuda = ctypes.CDLL("libcuda.so.1")
+    cuda = _load("libcuda.so.1")
 
     def describe(code: int) -> str:
         text = ctypes.c_char_p()
@@ -68,7 +73,7 @@ def _load_cuda() -> Driver:
 
 
 def _load_hip() -> Driver:
-    hip = ctypes.CDLL("libamdhip64.so")
+    hip = _load("libamdhip64.so")
     hip.hipGetErrorString.restype = ctypes.c_char_p
     return _make_driver(
         hip.hipHostRegister,
@@ -76,6 +81,13 @@ def _load_hip() -> Driver:
         hip.hipHostGetDevicePointer,
         lambda code: (hip.hipGetErrorString(code) or b"unknown error").decode(),
     )
+
+
+def _load(name: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        raise PinError(f"{name}: page-locked memory: the GPU driver's library cannot be loaded: {error}") from error
 
 
 def _make_driver(

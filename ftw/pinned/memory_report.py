@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ftw.host import PAGE_NBYTES
+from ftw.host import max_resident_nbytes, resident_nbytes
 from ftw.pinned.buffer import count_pinned_bytes
 from ftw.pinned.devices import resolve_device
 
@@ -82,13 +82,14 @@ def snapshot(device: torch.device | str | None = None) -> MemorySnapshot:
 
     Raises:
         DeviceError: torch has no such device.
+        FtwError: The system does not say what this process holds.
     """
     where = resolve_device(device)
     free = allocated = reserved = 0
     if where.type != "cpu":
         free, _ = torch.cuda.mem_get_info(where)
         allocated, reserved = torch.cuda.memory_allocated(where), torch.cuda.memory_reserved(where)
-    return MemorySnapshot(free, allocated, reserved, _host_resident(), count_pinned_bytes())
+    return MemorySnapshot(free, allocated, reserved, resident_nbytes(), count_pinned_bytes())
 
 
 class MemoryMonitor:
@@ -134,7 +135,7 @@ class MemoryMonitor:
         try:
             while not self._end.wait(_SAMPLE_SECONDS):
                 free = torch.cuda.mem_get_info(self._device)[0] if self._device.type != "cpu" else 0
-                seen = replace(self._peak, device_free=free, host_resident=_host_resident())
+                seen = replace(self._peak, device_free=free, host_resident=resident_nbytes())
                 self._peak = _worse(self._peak, seen)
         except BaseException as error:  # whoever wants the report gets it
             self._problem = error
@@ -164,12 +165,4 @@ class _Maxima(NamedTuple):
 
 def _read_maxima(device: torch.device) -> _Maxima:
     allocated = 0 if device.type == "cpu" else torch.cuda.max_memory_allocated(device)
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        resident = next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:")), 0)
-    return _Maxima(allocated, resident)
-
-
-def _host_resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        pages = int(file.read().split()[1])
-    return pages * PAGE_NBYTES
+    return _Maxima(allocated, max_resident_nbytes())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from builders import llama_config, llama_tensors, write_checkpoint
 from ftw.cli import main as main_module
+from interrupts import interruptible
 
 COMMAND = Path(sys.executable).with_name("ftw")
 ENDINGS = [
@@ -27,8 +28,7 @@ def source(tmp_path: Path) -> Path:
 def start(*arguments: object) -> subprocess.Popen[str]:
     """Start the command and return it as soon as it has left SIGINT to the system; before is Python's own start."""
     script = (
-        "import signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever runs the tests may ignore it
+        "import signal\n"
         "change = signal.signal\n"
         "def tell(*arguments):\n"
         "    signal.signal = change\n"
@@ -39,7 +39,8 @@ def start(*arguments: object) -> subprocess.Popen[str]:
         "ftw_command.run()\n"
     )
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with interruptible():
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -103,10 +104,9 @@ def test_interrupt_in_a_destructor_is_not_lost(error: str) -> None:
         "command.run([])\n"
     )
     expects_interrupt = error == "KeyboardInterrupt"
-    process = subprocess.run(
-        [sys.executable, "-c", script, "interrupt" if expects_interrupt else ""],
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
+    command = [sys.executable, "-c", script, "interrupt" if expects_interrupt else ""]
+    with interruptible():
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     if expects_interrupt:
         assert (process.returncode, process.stderr) == (130, "ftw: error: interrupted\n")
     else:
@@ -137,6 +137,8 @@ def test_interrupt_after_the_last_word_is_no_traceback() -> None:
         "command._change_interrupts = interrupted\n"
         "command.run(['--version'])\n"
     )
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=600)
+    command = [sys.executable, "-c", script]
+    with interruptible():
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert (process.returncode, process.stderr) == (130, "")
     assert process.stdout.startswith("ftw ")

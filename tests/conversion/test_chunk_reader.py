@@ -76,9 +76,9 @@ def test_parts_lie_where_it_says(
 
 def test_shifts_of_many_large_parts_fit_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_source(tmp_path / "source", [LARGE + 1] * 12)
-    monkeypatch.setattr("ftw.files.weight_file._is_cached", lambda *_: False)
+    monkeypatch.setattr("ftw.files.weight_file.is_cached", lambda *_: False)
     assert all(shift % 4096 for shift in check_chunks(source, 16 * MIB))
-    monkeypatch.setattr("ftw.files.weight_file._is_cached", lambda *_: True)
+    monkeypatch.setattr("ftw.files.weight_file.is_cached", lambda *_: True)
     assert not any(check_chunks(source, 16 * MIB))
 
 
@@ -86,7 +86,7 @@ def test_disk_that_refuses_direct_reads_is_read_through_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_source(tmp_path / "source", [LARGE + 1, 7, LARGE])
-    monkeypatch.setattr("ftw.files.weight_file._is_cached", lambda *_: False)
+    monkeypatch.setattr("ftw.files.weight_file.is_cached", lambda *_: False)
     monkeypatch.setattr(OpenFile, "_open_direct", lambda self: None)
     assert not any(check_chunks(source, 4 * MIB))
 
@@ -139,7 +139,7 @@ def test_chunk_of_many_files_holds_one_open(tmp_path: Path, monkeypatch: pytest.
 def test_what_lies_in_two_files_is_read_around_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_source(tmp_path / "source", [6 * MIB])
     ftw.convert(source, tmp_path / "ftw", shard_limit=3 * MIB)
-    monkeypatch.setattr("ftw.files.weight_file._is_cached", lambda *_: False)
+    monkeypatch.setattr("ftw.files.weight_file.is_cached", lambda *_: False)
     direct = []
     real = OpenFile._read_direct
     monkeypatch.setattr(

@@ -16,6 +16,7 @@ import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, write_sharded
 from folders import state
+from interrupts import interruptible
 from leaks import descriptors
 from thread_limit import limit_threads
 
@@ -368,9 +369,9 @@ def test_convert_interrupted_exits_with_130_and_can_be_resumed(tmp_path, interru
         "command.convert = interrupted\n"
         "main.run(sys.argv[1:])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "convert", source, target], capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, "-c", script, "convert", source, target]
+    with interruptible():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     kept = f"{target}: target: what was written is kept in {target.parent / STAGING}; "
     lines = [f"ftw: warning: {kept}--resume (resume=True) continues it", "ftw: error: interrupted"]
     assert (done.returncode, done.stdout, done.stderr.splitlines()) == (130, "", lines)

@@ -51,7 +51,7 @@ def own(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: False)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: False)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def is_direct(descriptor: int) -> bool:
 def test_bytes_are_equal_wherever_they_lie(
     large: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, offset: int, shift: int, cached: bool
 ) -> None:
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: cached)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: cached)
     nbytes = min(nbytes, NBYTES - offset)
     assert read(large, offset, nbytes, shift) == CONTENT[offset : offset + nbytes]
 
@@ -119,7 +119,7 @@ def test_end_at_a_block_is_read(tmp_path: Path, cold: None) -> None:
 @given(st.data())
 def test_random_parts_of_several_files_are_equal(large: Path, monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
     cached = data.draw(st.booleans())
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: cached)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: cached)
     files = [WeightFile(large), WeightFile(large)]
     parts = []
     for _ in range(data.draw(st.integers(0, 5))):
@@ -190,7 +190,7 @@ def test_unaligned_bytes_go_around_the_page_cache(large: Path, cold: None, monke
 
 def test_threads_take_jobs_in_turn(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each thread waits for the other within its job, so one alone would not get on."""
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: True)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: True)
     meeting = threading.Barrier(2, timeout=600)
     threads = []
 
@@ -259,7 +259,7 @@ def test_short_reads_are_continued(
 def test_file_that_ends_early_is_refused(
     large: Path, monkeypatch: pytest.MonkeyPatch, shift: int, cached: bool
 ) -> None:
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: cached)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: cached)
     with pytest.raises(CheckpointError, match=rf"file: ends at byte {NBYTES}, \d+ bytes short") as caught:
         read(large, 2 * JOB_NBYTES, 3 * JOB_NBYTES, shift)
     assert_names_file(caught.value, large)
@@ -331,7 +331,7 @@ def test_file_that_is_replaced_before_its_direct_opening_is_refused(
 def test_error_of_the_disk_names_the_file_and_leaves_nothing(
     large: Path, monkeypatch: pytest.MonkeyPatch, nth: int, num_threads: int, shift: int, cached: bool
 ) -> None:
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: cached)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: cached)
     bounces: list[weakref.ref[Any]] = []
 
     class Recorded(HostMemory):
@@ -489,7 +489,7 @@ def peak_nbytes():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
-weight_file._is_cached = lambda *arguments: False
+weight_file.is_cached = lambda *arguments: False
 file, nbytes = weight_file.WeightFile(Path(sys.argv[1])), 256 << 20
 read_parts([Part(file, 3, memoryview(bytearray(100)))])
 before = peak_nbytes()

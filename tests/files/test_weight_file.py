@@ -13,6 +13,7 @@ from leaks import descriptors
 from ftw import CheckpointError
 from ftw.files import weight_file
 from ftw.files.weight_file import WeightFile
+from ftw.host import file_io
 from ftw.host.memory import HUGE_PAGE_NBYTES, PAGE_NBYTES, HostMemory, address_of
 from ftw.sizes import align_up
 
@@ -54,12 +55,12 @@ def read(path: Path, offset: int, nbytes: int, shift: int = 0) -> bytes:
 def test_direct_and_buffered_reads_give_equal_bytes(
     large: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, offset: int, shift: int, cached: bool
 ) -> None:
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: cached)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: cached)
     assert read(large, offset, nbytes, shift) == CONTENT[offset : offset + nbytes]
 
 
 def test_large_aligned_read_goes_around_the_page_cache(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: False)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: False)
     opened, real_open = [], os.open
 
     def record(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
@@ -81,7 +82,7 @@ def test_large_aligned_read_goes_around_the_page_cache(large: Path, monkeypatch:
 def test_file_system_without_direct_io_gives_the_same_bytes(
     large: Path, monkeypatch: pytest.MonkeyPatch, refuser: str
 ) -> None:
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: False)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: False)
     real_open, real_preadv = os.open, os.preadv
     direct: set[int] = set()
 
@@ -105,7 +106,7 @@ def test_file_system_without_direct_io_gives_the_same_bytes(
 
 @pytest.mark.parametrize("fails", ["buffered", "direct", "open"])
 def test_error_of_the_disk_names_the_file(large: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: fails == "buffered")
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: fails == "buffered")
     real_open = os.open
 
     def fail(*arguments: Any) -> int:
@@ -132,7 +133,7 @@ def test_error_of_the_disk_names_the_file(large: Path, monkeypatch: pytest.Monke
 def test_short_reads_are_continued(large: Path, monkeypatch: pytest.MonkeyPatch, wanted: int, nbytes: int) -> None:
     if nbytes == 1 and wanted > MIB:
         nbytes = 100_001  # one byte at a time would take five million calls
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: False)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: False)
     real: Preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda descriptor, views, offset: real(descriptor, [views[0][:nbytes]], offset))
     assert read(large, 4096, wanted) == CONTENT[4096 : 4096 + wanted]
@@ -154,7 +155,7 @@ def test_read_past_the_end_is_refused(small: Path, offset: int, nbytes: int) -> 
 
 
 def test_direct_read_past_the_end_is_refused(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: False)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: False)
     with pytest.raises(
         CheckpointError, match=f"file: ends at byte {len(CONTENT)}, {8 * MIB - (MIB + 123)} bytes short"
     ):
@@ -248,7 +249,7 @@ def test_link_to_a_file_is_read(small: Path) -> None:
 
 
 def test_reads_leave_no_descriptor_open(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_file, "_is_cached", lambda *arguments: False)
+    monkeypatch.setattr(weight_file, "is_cached", lambda *arguments: False)
     before = descriptors()
     read(large, 0, 5 * MIB)
     with pytest.raises(CheckpointError):
@@ -257,9 +258,9 @@ def test_reads_leave_no_descriptor_open(large: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_kernel_without_cachestat_is_taken_as_not_cached(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_file, "_CACHESTAT", 100_000)
+    monkeypatch.setattr(file_io, "_CACHESTAT", 100_000)
     with large.open("rb") as file:
-        assert weight_file._is_cached(file.fileno(), 0, 4 * MIB) is False
+        assert file_io.is_cached(file.fileno(), 0, 4 * MIB) is False
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, PAGE_NBYTES, PAGE_NBYTES + 1, HUGE_PAGE_NBYTES + 1], ids=str)

@@ -215,6 +215,7 @@ def big_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(folder, tensors, llama_config(vocab_size=rows, hidden_size=columns))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("format_name", ["safetensors", "ftw"])
 def test_loading_to_the_host_never_takes_the_tables_vram(
     big_checkpoint: Path, tmp_path: Path, format_name: str
@@ -314,6 +315,7 @@ def test_weights_stream_to_the_gpu_unchanged(big_checkpoint: Path) -> None:
             assert bytes(tensor.cpu().reshape(-1).view(torch.uint8).numpy()) == bytes(expected)
 
 
+@pytest.mark.alone
 def test_memory_snapshot_sees_the_device() -> None:
     before = ftw.memory.snapshot(DEVICE)
     block = torch.empty(64 << 20, dtype=torch.uint8, device=DEVICE)

@@ -78,6 +78,7 @@ class FreeMemory:
             self.least = min(self.least, torch.cuda.mem_get_info(DEVICE)[0])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("share", [None, "node"], ids=["own", "shared"])
 def test_no_byte_of_a_table_passes_through_the_device(source: Path, table: torch.Tensor, share: str | None) -> None:
     ftw.load(source, embed="gpu", device=DEVICE).close()  # the context, and what it brings

@@ -39,6 +39,7 @@ def bits(rows: torch.Tensor) -> torch.Tensor:
     return rows.contiguous().view(torch.int16)
 
 
+@pytest.mark.alone
 def test_a_gibibyte_is_freed_and_nothing_is_taken_meanwhile() -> None:
     module = on_gpu()
     ids = torch.randint(0, ROWS, (4096,), device=DEVICE)
@@ -134,6 +135,7 @@ def test_shard_reads_its_own_rows_alone() -> None:
     assert torch.equal(total[3:1013].cpu(), table)
 
 
+@pytest.mark.alone
 def test_tied_head_is_refused_and_no_memory_moves() -> None:
     model = nn.ModuleDict({"embed": on_gpu(65536), "lm_head": nn.Linear(1, 1, bias=False)})
     model["lm_head"].weight = model["embed"].weight
@@ -209,6 +211,7 @@ def test_gpu_table_for_the_cpu_is_not_pinned() -> None:
     assert torch.equal(bits(host(torch.arange(100))), before)
 
 
+@pytest.mark.alone
 def test_copy_runs_at_the_copy_engines_speed() -> None:
     """Generous, since the machine may be shared."""
     source = on_gpu().weight.data

@@ -24,7 +24,7 @@ def touched(nbytes: int) -> HostMemory:
 
 def test_report_sees_a_peak_that_was_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which need not be a new maximum of the process, as in the next test: that is left out here."""
-    resident, is_touched, is_sampled = memory._host_resident, threading.Event(), threading.Event()
+    resident, is_touched, is_sampled = memory.resident_nbytes, threading.Event(), threading.Event()
     samples: list[int] = []
 
     def sample() -> int:
@@ -38,7 +38,7 @@ def test_report_sees_a_peak_that_was_sampled(monkeypatch: pytest.MonkeyPatch) ->
             return samples[0]
         return 0
 
-    monkeypatch.setattr(memory, "_host_resident", sample)
+    monkeypatch.setattr(memory, "resident_nbytes", sample)
     monkeypatch.setattr(memory, "_read_maxima", lambda device: memory._Maxima(0, 0))
     with MemoryMonitor(CPU) as watch:
         held = touched(512 * MIB)
@@ -57,7 +57,7 @@ from ftw.pinned import memory_report as memory
 from ftw.host.memory import HostMemory
 
 memory._SAMPLE_SECONDS = 600
-with memory.MemoryWatch(torch.device("cpu")) as watch:
+with memory.MemoryMonitor(torch.device("cpu")) as watch:
     held = HostMemory(512 << 20)
     held.view()[:] = bytes(512 << 20)
     held.close()
@@ -94,7 +94,7 @@ def test_peak_is_the_worst_of_each_entry(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_error_while_sampling_is_raised_by_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     has_failed = threading.Event()
-    resident = memory._host_resident
+    resident = memory.resident_nbytes
 
     def fail() -> int:
         if threading.current_thread() is threading.main_thread():
@@ -102,7 +102,7 @@ def test_error_while_sampling_is_raised_by_the_report(monkeypatch: pytest.Monkey
         has_failed.set()
         raise OSError("no /proc any more")
 
-    monkeypatch.setattr(memory, "_host_resident", fail)
+    monkeypatch.setattr(memory, "resident_nbytes", fail)
     with MemoryMonitor(CPU) as watch:
         has_failed.wait(600)
         with pytest.raises(OSError, match="no /proc any more"):

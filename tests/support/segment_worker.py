@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from interrupts import interruptible
+
 import ftw
 
 IDENTITY = "a table"
@@ -96,13 +98,10 @@ class Worker:
         self, folder: Path, *, identity: str = IDENTITY, nbytes: int = NBYTES, target: str = "", moment: str = "before"
     ) -> None:
         own = str(Path(__file__).parent)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, own, str(folder), identity, str(nbytes), target, moment],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
-            text=True,
-        )
+        command = [sys.executable, "-c", SCRIPT, own, str(folder), identity, str(nbytes), target, moment]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with interruptible():
+            self.process = subprocess.Popen(command, **pipes, env=environment(), text=True)
         self.pid = self.process.pid
 
     def line(self, *passing_over: str) -> str:
@@ -138,7 +137,7 @@ def reapers(folder: Path) -> list[int]:
                 arguments = (entry / "cmdline").read_bytes()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if b"segment_reaper_program.py" in arguments and os.fsencode(folder) in arguments:
+            if b"reaper_program.py" in arguments and os.fsencode(folder) in arguments:
                 found.append(int(entry.name))
     return found
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from typing import TYPE_CHECKING
+
+from ftw.host import end_direct, open_descriptor, open_direct, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from ftw.conversion.writing.shard_plan import Chunk, ShardPlan
-
-_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class ShardFiles:
@@ -71,15 +70,10 @@ class ShardFiles:
 
 def _open(path: Path, offset: int) -> int:
     """Open a shard, around the page cache where the file system takes that; keep what it holds before `offset`."""
-    flags = os.O_WRONLY | os.O_CLOEXEC | (0 if offset else os.O_CREAT | os.O_EXCL)
-    try:
-        descriptor = os.open(path, flags | _DIRECT, 0o644)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
-        if not offset:
-            path.unlink(missing_ok=True)  # some file systems create the file before they refuse the flag
-        descriptor = os.open(path, flags, 0o644)
+    flags = os.O_WRONLY | (0 if offset else os.O_CREAT | os.O_EXCL)
+    descriptor = open_direct(path, flags)
+    if descriptor is None:
+        descriptor = open_descriptor(path, flags)
     try:
         os.ftruncate(descriptor, offset)
     except OSError:
@@ -92,20 +86,9 @@ def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
     done = 0
     while done < len(view):
         try:
-            done += os.pwrite(descriptor, view[done:], offset + done)
+            done += write_at(descriptor, view[done:], offset + done)
         except OSError as error:
-            if error.errno != errno.EINVAL or not _end_direct(descriptor):
+            # Some file systems take O_DIRECT at open and refuse the write, and all refuse to go on after a write that a
+            # full disk cut inside a block: the buffered one then says the real reason.
+            if error.errno != errno.EINVAL or not end_direct(descriptor):
                 raise
-
-
-def _end_direct(descriptor: int) -> bool:
-    """Go on through the page cache; return False where that is the way already.
-
-    Some file systems take O_DIRECT at open and refuse the write, and all refuse to go on after a write that a full disk
-    cut inside a block: the buffered one then tells the real reason.
-    """
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    if not flags & _DIRECT:
-        return False
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
-    return True

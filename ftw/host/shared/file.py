@@ -22,7 +22,7 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
-from ftw.errors import printable
+from ftw.errors import SharedMemoryError, printable
 from ftw.host import file_lock
 from ftw.host.shared.header import (
     DO_NOT_SHARE,
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from ftw.host.shared.header import SegmentSpec
 
 _USERS, _FILLER, _REAPER = range(3)
-_OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe under the name must not stop us
-
 _log = logging.getLogger("ftw")
 
 
@@ -98,10 +96,14 @@ def open_segment_file(spec: SegmentSpec) -> SegmentFile:
     """Attach to the segment, or make it; remove what killed processes left in the folder.
 
     Raises:
-        SharedMemoryError: The folder is no tmpfs or is full, or another file or table lies under the name.
+        SharedMemoryError: The system has no such memory, the folder is not a tmpfs or is full, or another file or table
+            lies under the name.
     """
+    if not file_lock.HAS_BYTE_LOCKS:
+        needed = "one table for all processes of a host (share='node') needs Linux, its locks on bytes of a file"
+        raise SharedMemoryError(f"{printable(spec.name)}: shared memory: {needed} and /dev/shm; {DO_NOT_SHARE}")
     try:
-        folder = os.open(spec.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(spec.folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise spec.error(f"its folder cannot be opened: {error.strerror}") from error
     try:
@@ -118,10 +120,14 @@ def open_segment_file(spec: SegmentSpec) -> SegmentFile:
         os.close(folder)
 
 
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe under the name must not stop us
+
+
 def _attach(spec: SegmentSpec) -> int | None:
     """Open the segment and become one of its users; None where there is none, or it was just removed."""
     try:
-        descriptor = os.open(spec.path, _OPEN_FLAGS)
+        descriptor = _open(spec.path)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -140,7 +146,7 @@ def _attach(spec: SegmentSpec) -> int | None:
 def _create(spec: SegmentSpec, folder: int) -> int | None:
     """Make the segment and become its first user; None where another process was faster."""
     try:
-        descriptor = os.open(spec.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(spec.folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     except OSError as error:
         raise spec.error(f"cannot be made: {error.strerror}") from error
     with _closed_on_error(descriptor):
@@ -187,7 +193,7 @@ def _sweep(spec: SegmentSpec) -> None:
 
 
 def _remove_unused(path: Path) -> None:
-    descriptor = os.open(path, _OPEN_FLAGS)
+    descriptor = _open(path)
     try:
         status = os.fstat(descriptor)
         is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()

@@ -14,6 +14,7 @@ import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+from ftw.host.libc import libc_function
 from ftw.host.memory import HUGE_PAGE_NBYTES, PAGE_NBYTES, address_of
 from ftw.host.numa import spread_pages
 from ftw.sizes import align_up
@@ -98,16 +99,12 @@ class SharedPages:
 
 def _map_file(address: int, nbytes: int, descriptor: int) -> None:
     """Map the start of a file over addresses that are reserved already."""
-    call = ctypes.CDLL(None, use_errno=True).mmap
-    call.restype = ctypes.c_void_p
-    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-    if call(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+    if libc_function("mmap")(address, nbytes, protection, flags, descriptor, 0) != address:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
 
 def _madvise(address: int, nbytes: int, advice: int) -> int:
     """Call madvise(2), without Python's lock; return 0 or the error's number."""
-    call = ctypes.CDLL(None, use_errno=True).madvise
-    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return ctypes.get_errno() if call(address, nbytes, advice) else 0
+    return ctypes.get_errno() if libc_function("madvise")(address, nbytes, advice) else 0

@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from ftw.errors import printable
-from ftw.host.shared import reaper_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +38,8 @@ def _run(descriptor: int, path: Path, own_lock: bytes, users_lock: bytes) -> str
     """Run the program up to where it goes on by itself; return what went wrong."""
     if not sys.executable or getattr(sys, "frozen", False):  # a frozen program would be started a second time
         return "there is no Python interpreter to run it"
+    from ftw.host.shared import reaper_program  # Windows lacks what it imports
+
     program = [sys.executable, "-I", "-S", reaper_program.__file__]
     try:
         result = subprocess.run(  # noqa: S603 - this interpreter, and a file of our own

@@ -27,7 +27,7 @@ def reap(inherited: int, path: str, own_lock: bytes, users_lock: bytes) -> None:
         signal.signal(number, signal.SIG_IGN)
     if os.fork():
         os._exit(0)  # init adopts the child, so it never becomes a zombie of a parent that runs on
-    descriptor = os.open(f"/proc/self/fd/{inherited}", os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(f"/proc/self/fd/{inherited}", os.O_RDWR)
     os.close(inherited)
     is_needed = _try_lock(descriptor, own_lock)
     os.write(sys.stdout.fileno(), READY)

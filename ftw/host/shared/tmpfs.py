@@ -6,13 +6,15 @@ import ctypes
 import os
 import sys
 
+from ftw.host.libc import libc_function
+
 _MAGIC = 0x01021994  # f_type of statfs(2)
 
 
 def is_tmpfs(descriptor: int) -> bool:
-    """Tell whether an open file or folder lies on a tmpfs."""
+    """Return whether an open file or folder lies on a tmpfs."""
     found = (ctypes.c_long * 32)()  # struct statfs begins with f_type and has 15 to 16 words
-    return ctypes.CDLL(None).fstatfs(descriptor, found) == 0 and found[0] == _MAGIC
+    return libc_function("fstatfs")(descriptor, found) == 0 and found[0] == _MAGIC
 
 
 def free_nbytes(descriptor: int) -> int:
