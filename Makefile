@@ -8,7 +8,7 @@ BIN     = $(VENV)/bin
 FORMAT  ?= gguf
 SECONDS ?= 600
 
-.PHONY: demo test check coverage lint types fix fuzz clean
+.PHONY: demo test check coverage lint types fix fuzz dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ftw demo
@@ -35,6 +35,12 @@ fix: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-fuzz
 	PYTHONPATH=tests/support $(BIN)/python -m fuzz.guided $(FORMAT) $(SECONDS)
+
+# The source archive, and the wheel that is built from it, in dist/.
+dist: $(VENV)/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
