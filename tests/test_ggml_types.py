@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from itertools import chain
 
 import gguf
@@ -10,16 +11,19 @@ from gguf import GGMLQuantizationType
 
 from ftw.dtypes import DTYPES
 from ftw.ggml_types import (
+    LATER_TYPES,
     PACKED_TYPES,
     GgmlType,
     file_type_name,
     ggml_types,
     ggml_types_by_name,
     swapped_block,
+    unknown_type,
 )
 
 PLAIN = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
 UNKNOWN_FIELDS = sorted(set(ggml_types_by_name()) - set(PLAIN) - set(PACKED_TYPES))
+GGUF_RELEASE = tuple(int(part) for part in version("gguf").split(".")[:3])
 
 
 def test_types_are_those_of_the_gguf_package() -> None:
@@ -28,6 +32,25 @@ def test_types_are_those_of_the_gguf_package() -> None:
     }
     assert ggml_types() == expected
     assert ggml_types_by_name() == {known.name: known for known in expected.values()}
+
+
+@pytest.mark.parametrize("name", LATER_TYPES)
+def test_later_type_is_there_from_the_release_on_that_is_named(name: str) -> None:
+    code, release = LATER_TYPES[name]
+    is_due = tuple(map(int, release.split("."))) <= GGUF_RELEASE
+    assert (name in ggml_types_by_name(), code in ggml_types()) == (is_due, is_due)
+    if is_due:
+        assert ggml_types()[code].name == name
+
+
+@pytest.mark.parametrize("kind", [40, "NVFP4"])
+def test_unknown_type_is_told_with_the_release_that_has_it(kind: int | str) -> None:
+    expected = "which the installed gguf package does not know; gguf 0.19.0 has it, as NVFP4"
+    assert unknown_type(kind) == expected
+
+
+def test_type_that_no_release_has_is_unknown_without_one() -> None:
+    assert unknown_type(99) == "which the installed gguf package does not know"
 
 
 def test_plain_types_are_those_whose_elements_lie_one_by_one() -> None:
