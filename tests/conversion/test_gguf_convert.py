@@ -376,7 +376,7 @@ def test_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     if where == "copy":
-        monkeypatch.setattr("ftw.readers.gguf.reader._gguf_copy._iter_copy", fail)
+        monkeypatch.setattr("ftw.readers.gguf.metadata_copy._iter_copy", fail)
     else:
         monkeypatch.setattr(ChunkReader, "read", fail)
     with pytest.raises(OSError, match="Input/output error"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from lowest_requirements import lowest_requirements
 from places import ROOT
 
 FOLDERS = ("bench", "cli", "docs", "examples", "ftw", "fuzz", "tests")
@@ -89,6 +91,16 @@ def test_wheel_holds_every_module_and_nothing_else(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == expected
+
+
+def test_lowest_requirements_are_all_that_the_wheel_asks_for(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode().partition("\n\n")[0]
+    required = re.findall(r"^Requires-Dist: (.*)", metadata, re.MULTILINE)
+    ranges = [found.partition(";")[0] for found in required if "extra ==" not in found or 'extra == "plot"' in found]
+    assert [found.replace(">=", "==") for found in ranges] == lowest_requirements()
+    assert [found for found in ranges if not re.fullmatch(r"[\w-]+>=[\d.]+", found)] == []
 
 
 def test_modules_are_the_installed_ones_without_the_checkout(bare: Path, tmp_path: Path) -> None:
