@@ -74,6 +74,9 @@ PACKED_TYPES: dict[str, tuple[WideField, ...]] = {
     "NVFP4": (),
 }
 
+# Types that the oldest gguf package allowed does not know: their codes, and the first release that has them.
+LATER_TYPES = {"NVFP4": (40, "0.19.0"), "Q1_0": (41, "0.19.0")}
+
 
 @functools.cache
 def ggml_types() -> dict[int, GgmlType]:
@@ -86,6 +89,15 @@ def ggml_types() -> dict[int, GgmlType]:
 def ggml_types_by_name() -> dict[str, GgmlType]:
     """Return the same types by name."""
     return {known.name: known for known in ggml_types().values()}
+
+
+def unknown_type(kind: int | str) -> str:
+    """Say that the installed gguf package has no type of this code or name, and which release has."""
+    problem = "which the installed gguf package does not know"
+    for name, (code, release) in LATER_TYPES.items():
+        if kind in (name, code):
+            return f"{problem}; gguf {release} has it, as {name}"
+    return problem
 
 
 def file_type_name(code: object) -> str:

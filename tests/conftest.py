@@ -1,6 +1,7 @@
 """Set-up that has to come before torch and triton are imported."""
 
 import os
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -21,14 +22,30 @@ settings.load_profile("repo")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give tests marked `alone` to one worker of pytest-xdist; skip what needs a GPU where there is none."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.get_closest_marker("alone"):
-                item.add_marker(pytest.mark.xdist_group("alone"))
-    if HAS_GPU:
-        return
-    skip = pytest.mark.skip(reason="needs a GPU")
+    """Give tests marked `alone` to one worker, and skip what this machine or its libraries cannot run."""
+    has_workers = config.pluginmanager.hasplugin("xdist")
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+        if has_workers and item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.xdist_group("alone"))
+        reason = _reason_to_skip(item)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _reason_to_skip(item: pytest.Item) -> str:
+    from ftw.ggml_types import LATER_TYPES, ggml_types_by_name
+
+    if not HAS_GPU and item.get_closest_marker("gpu"):
+        return "needs a GPU"
+    needed = [mark.args for mark in item.iter_markers("oracle")]
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    named = [value for value in parameters if isinstance(value, str) and value in LATER_TYPES]
+    needed += [("gguf", LATER_TYPES[name][1]) for name in named if name not in ggml_types_by_name()]
+    for library, release in needed:
+        if _numbers(version(library)) < _numbers(release):
+            return f"compares with what {library} has since {release}"
+    return ""
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in release.split(".") if number.isdigit())

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from itertools import chain
 
 import gguf
@@ -10,16 +11,19 @@ from gguf import GGMLQuantizationType
 
 from ftw.dtypes import DTYPES
 from ftw.ggml_types import (
+    LATER_TYPES,
     PACKED_TYPES,
     GgmlType,
     file_type_name,
     ggml_types,
     ggml_types_by_name,
     swapped_block,
+    unknown_type,
 )
 
 PLAIN = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
 UNKNOWN_FIELDS = sorted(set(ggml_types_by_name()) - set(PLAIN) - set(PACKED_TYPES))
+GGUF_RELEASE = tuple(int(part) for part in version("gguf").split(".")[:3])
 
 
 def test_types_are_those_of_the_gguf_package() -> None:
@@ -30,12 +34,29 @@ def test_types_are_those_of_the_gguf_package() -> None:
     assert ggml_types_by_name() == {known.name: known for known in expected.values()}
 
 
+def test_later_types_are_there_from_the_release_on_that_is_named() -> None:
+    for name, (code, release) in LATER_TYPES.items():
+        is_due = tuple(map(int, release.split("."))) <= GGUF_RELEASE
+        assert (code in ggml_types(), name in ggml_types_by_name()) == (is_due, is_due)
+        assert not is_due or ggml_types()[code].name == name
+
+
+def test_later_type_is_unknown_with_the_release_that_has_it() -> None:
+    expected = "which the installed gguf package does not know; gguf 0.19.0 has it, as NVFP4"
+    assert (unknown_type(40), unknown_type("NVFP4")) == (expected, expected)
+
+
+def test_type_that_no_release_has_is_unknown_without_one() -> None:
+    assert unknown_type(99) == "which the installed gguf package does not know"
+
+
 def test_plain_types_are_those_whose_elements_lie_one_by_one() -> None:
     plain = [known for known in ggml_types().values() if known.is_plain]
     assert sorted(known.name for known in plain) == sorted(PLAIN)
     assert all(known.type_size * 8 == DTYPES[known.name].bits for known in plain)
 
 
+@pytest.mark.oracle("gguf", "0.19")
 def test_packed_types_are_all_that_the_gguf_package_decodes() -> None:
     decoded = {kind.name for kind in gguf.quants._type_traits} - {"BF16"}  # type: ignore[attr-defined]
     assert set(PACKED_TYPES) == decoded
@@ -86,7 +107,10 @@ def test_block_of_a_type_without_known_fields_is_not_swapped(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "name"),
-    [(0, "F32"), (1, "F16"), (2, "Q4_0"), (15, "Q4_K_M"), (19, "IQ2_XXS"), (32, "BF16"), (38, "MXFP4_MOE")],
+    [
+        *[(0, "F32"), (1, "F16"), (2, "Q4_0"), (15, "Q4_K_M"), (19, "IQ2_XXS"), (32, "BF16")],
+        pytest.param(38, "MXFP4_MOE", marks=pytest.mark.oracle("gguf", "0.19")),
+    ],
     ids=lambda value: str(value),
 )
 def test_file_type_is_named(code: int, name: str) -> None:

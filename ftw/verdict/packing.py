@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.checkpoint import FILE_TYPE_KEY
 from ftw.errors import FtwError
-from ftw.ggml_types import PACKED_TYPES, GgmlType, file_type_name, ggml_types_by_name
+from ftw.ggml_types import PACKED_TYPES, GgmlType, file_type_name, ggml_types_by_name, unknown_type
 
 if TYPE_CHECKING:
     from ftw.checkpoint import ModelConfig
@@ -52,9 +52,11 @@ def find_packing(tensor: TensorInfo, config: ModelConfig) -> Packing | None:
 
 
 def _recorded(tensor: TensorInfo, name: str) -> Packing:
-    known = ggml_types_by_name().get(name)
-    if known is None or name not in PACKED_TYPES:
+    if name not in PACKED_TYPES:
         raise UnknownPackingError(f"its rows are packed as {name}, which no lookup unpacks")
+    known = ggml_types_by_name().get(name)
+    if known is None:
+        raise UnknownPackingError(f"its rows are packed as {name}, {unknown_type(name)}")
     shape = tensor.logical_shape
     if shape is None or len(shape) != 2 or len(tensor.shape) != 2 or tensor.dtype != "U8":
         found = f"{tensor.dtype} {list(tensor.shape)} with logical_shape {shape and list(shape)}"

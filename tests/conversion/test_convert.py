@@ -57,6 +57,7 @@ def llama(folder: Path, **overrides) -> Path:
 # what is written
 
 
+@pytest.mark.oracle("safetensors", "0.7")
 def test_convert_keeps_every_byte_of_a_single_file(tmp_path):
     source = write_checkpoint(tmp_path / "src", MIXED)
     result = ftw.convert(source, tmp_path / "out")
@@ -65,6 +66,7 @@ def test_convert_keeps_every_byte_of_a_single_file(tmp_path):
     assert ftw.verify(tmp_path / "out", against=source).is_ok
 
 
+@pytest.mark.oracle("safetensors", "0.7")
 @pytest.mark.parametrize("shard_limit", [4096, 8192, 3 * 4096, 1 << 30], ids=["4Ki", "8Ki", "12Ki", "1Gi"])
 def test_convert_keeps_every_byte_of_a_sharded_checkpoint(tmp_path, shard_limit):
     names = list(MIXED)

@@ -178,6 +178,7 @@ def test_padding_rows_of_freetokens_ftw_give_zeros(tmp_path: Path, leaf: str, em
         assert torch.equal(weights[name], tensors[name])
 
 
+@pytest.mark.oracle("gguf", "0.19")
 def test_unsettled_type_of_freetokens_ftw_is_refused_by_name(tmp_path: Path) -> None:
     rows = torch.zeros(17, 36, dtype=torch.uint8)
     write_ftw(tmp_path, {"model.embed_tokens.weight": rows, "lm_head.weight": rows})

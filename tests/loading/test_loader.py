@@ -134,6 +134,7 @@ def test_checkpoint_without_a_table_loads_its_weights(tmp_path: Path) -> None:
             _ = model.embedding
 
 
+@pytest.mark.oracle("safetensors", "0.7")
 def test_every_dtype_and_shape_streams(tmp_path: Path) -> None:
     tensors = {
         "scalar": torch.tensor(7, dtype=torch.int64),

@@ -618,3 +618,12 @@ def test_mutated_file_is_refused_or_wholly_readable(scratch: Path, content: byte
     except (ValueError, IndexError, KeyError, RecursionError):
         return
     assert_equals_library(reader, library)
+
+
+def test_type_that_needs_a_newer_gguf_package_is_refused_with_its_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {code: known for code, known in ggml_types().items() if code < 40}
+    monkeypatch.setattr("ftw.readers.gguf.header.ggml_types", lambda: known)
+    with pytest.raises(CheckpointError, match=r"t: type is 40, .*; gguf 0\.19\.0 has it, as NVFP4$"):
+        write(tmp_path, gguf_bytes([entry("t", (64,), 40)], bytes(36)))

@@ -54,6 +54,17 @@ def test_recorded_type_that_is_not_looked_up_is_refused(name: str) -> None:
     assert refusal(found, config()) == f"its rows are packed as {name}, which no lookup unpacks"
 
 
+def test_recorded_type_that_needs_a_newer_gguf_package_is_refused_with_its_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ftw.verdict.packing.ggml_types_by_name", dict)
+    found = tensor((10, 36), ggml_type="NVFP4", logical_shape=(10, 64))
+    expected = (
+        "its rows are packed as NVFP4, which the installed gguf package does not know; gguf 0.19.0 has it, as NVFP4"
+    )
+    assert refusal(found, config()) == expected
+
+
 @pytest.mark.parametrize(
     ("options", "shown"),
     [

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftw.dtypes import is_too_large
 from ftw.errors import CheckpointError
 from ftw.files import find_impostor, short_repr
-from ftw.ggml_types import ggml_types
+from ftw.ggml_types import ggml_types, unknown_type
 from ftw.readers.gguf.cursor import Cursor
 from ftw.readers.gguf.metadata import ALIGNMENT_KEY, MIN_ENTRY_NBYTES, read_metadata, read_name
 from ftw.readers.tensor_budget import TENSOR_NBYTES
@@ -146,7 +146,7 @@ def _read_tensor(cursor: Cursor, name: str, types: dict[int, GgmlType]) -> RawTe
         raise cursor.error(f"shape {short_repr(sizes[::-1])} has 2^63 elements or more, fewer are needed")
     known = types.get(code)
     if known is None:
-        raise cursor.error(f"type is {code}, which the installed gguf package does not know")
+        raise cursor.error(f"type is {code}, {unknown_type(code)}")
     if sizes[0] % known.block_size:
         problem = f"has rows of {sizes[0]} elements, {known.name} needs a multiple of {known.block_size}"
         raise cursor.error(problem)
