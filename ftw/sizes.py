@@ -38,10 +38,20 @@ def parse_nbytes(subject: str, value: int | str | None) -> int | None:
             return parse_size(value)
         except ValueError as error:
             raise ValueError(f"{subject}: {error}") from error
-    nbytes = operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else -1
-    if nbytes < 0:
+    nbytes = whole_number(value)
+    if nbytes is None or nbytes < 0:
         raise ValueError(f"{subject}: {value!r} is neither bytes, 0 or more, nor a size, such as '8GiB'")
     return nbytes
+
+
+def whole_number(value: object) -> int | None:
+    """Return what Python takes for an index, a number of numpy too, as a number; None for all else, bools among it."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def format_size(nbytes: int) -> str:

@@ -22,9 +22,8 @@ import torch
 from ftw.errors import LookupArgumentError, printable
 from ftw.kernels import HotRowBuffers
 from ftw.kernels.lookup import lookup
-from ftw.lookup.row_format import whole_number
 from ftw.pinned import resolve_device
-from ftw.sizes import parse_size
+from ftw.sizes import parse_size, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,6 @@ values    looked up in row_dtype, multiplied by scale there, then converted to d
 from __future__ import annotations
 
 import numbers
-import operator
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from ftw.errors import LookupArgumentError, printable
 from ftw.ggml_types import ggml_types_by_name
 from ftw.kernels import OUT_DTYPES, check_scale, packed_columns
+from ftw.sizes import whole_number
 
 _MAX_ID = torch.iinfo(torch.int64).max
 
@@ -47,16 +47,6 @@ class RowFormat(NamedTuple):
             raise LookupArgumentError(f"{printable(name)}: layer: {problem}")
         width = self.columns // self.num_slices
         return number * width, width
-
-
-def whole_number(value: object) -> int | None:
-    """Return what Python takes for an index, a number of numpy too, as a number; None for all else, bools among it."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 def make_row_format(
