@@ -51,14 +51,9 @@ class Place:
         return file
 
     def open_files(self, names: Iterable[str], *, is_named: bool) -> tuple[WeightFile, ...]:
-        """Open weight files with headers; of those on the hub, fetch the headers several at a time.
+        """Open weight files as `open_file` does, and fetch the headers of those on the hub, several at a time.
 
-        Args:
-            names: Of the files, relative to the folder.
-            is_named: The user named the one file, and may have linked it from anywhere.
-
-        Raises:
-            CheckpointError: There is no such file, or it lies outside of the folder and of its hub cache entry.
+        A file that the user named may be a link to anywhere.
         """
         files = tuple(open_weight_file(self.folder / name) if is_named else self.open_file(name) for name in names)
         fetch_headers([cast("HubFile", file) for file in files if isinstance(file, HubFile)])

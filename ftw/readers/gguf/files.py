@@ -7,7 +7,7 @@ a folder                    the one file or set in it; projectors, importance ma
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError, printable
 from ftw.readers.base import LeftOut
@@ -30,24 +30,17 @@ _STRAYS = (
 _MAX_NAMED = 5
 
 
-class ChosenFiles(NamedTuple):
-    """The names of a checkpoint's files, in the order of its shards, and what lies beside them."""
+def choose_files(place: Place) -> tuple[list[str], tuple[LeftOut, ...]] | None:
+    """Return the shards of the GGUF model at a place, and what is left out; None if names alone speak against one.
 
-    names: list[str]
-    left_out: tuple[LeftOut, ...]
-
-
-def choose_files(place: Place) -> ChosenFiles | None:
-    """Return the files of the GGUF model at a place; None if it does not look like one, by names alone.
-
-    A folder of safetensors does not, nor does one whose only GGUF is the copy of metadata that an FTW has.
+    A folder of safetensors holds none, nor does one whose only GGUF is the copy of metadata that an FTW has.
 
     Raises:
         CheckpointError: A shard is missing, or a folder holds several models.
     """
     if not place.is_folder:
         name = place.path.name
-        return ChosenFiles(_complete_set(place.folder, name), ()) if _is_gguf_name(name) else None
+        return (_complete_set(place.folder, name), ()) if _is_gguf_name(name) else None
     names = _list_names(place.folder)
     if not names or any((place.folder / name).exists() for name in _SAFETENSORS_NAMES):
         return None
@@ -59,7 +52,7 @@ def choose_files(place: Place) -> ChosenFiles | None:
     if len(models) != 1:
         found = ", ".join(map(printable, models[:_MAX_NAMED])) + (", …" if len(models) > _MAX_NAMED else "")
         raise CheckpointError(place.folder, "folder", f"holds {len(models)} GGUF models ({found}), name one of them")
-    return ChosenFiles(_complete_set(place.folder, models[0]), tuple(strays))
+    return _complete_set(place.folder, models[0]), tuple(strays)
 
 
 def _is_gguf_name(name: str) -> bool:

@@ -87,7 +87,8 @@ class GgufReader:
         chosen = choose_files(place)
         if chosen is None:
             return None
-        return Found(GgufReader.format, GgufReader, tuple(chosen.names), is_listed=True, left_out=chosen.left_out)
+        names, left_out = chosen
+        return Found(GgufReader.format, GgufReader, tuple(names), is_listed=True, left_out=left_out)
 
     def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:
         """Return where the bytes of one of `tensors` lie: always one run."""
