@@ -1,10 +1,17 @@
 """Set-up that has to come before torch and triton are imported."""
 
 import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from hub_server import HubServer
 
 # Triton decides when a kernel is defined whether it interprets it, so this stands before any kernel is imported.
 HAS_GPU = torch.cuda.is_available()
@@ -27,3 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[HubServer]":
+    """A hub without repositories, and an empty cache."""
+    from hub_server import serving_hub
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with serving_hub(tmp_path, monkeypatch) as server:
+        yield server
