@@ -1,11 +1,18 @@
 """Set-up that has to come before torch and triton are imported."""
 
 import os
+import time
+from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from hub_server import HubServer
 
 # Triton decides when a kernel is defined whether it interprets it, so this stands before any kernel is imported.
 HAS_GPU = torch.cuda.is_available()
@@ -49,3 +56,13 @@ def _reason_to_skip(item: pytest.Item) -> str:
 
 def _numbers(release: str) -> tuple[int, ...]:
     return tuple(int(number) for number in release.split(".") if number.isdigit())
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[HubServer]":
+    """A hub without repositories, and an empty cache."""
+    from hub_server import serving_hub
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with serving_hub(tmp_path, monkeypatch) as server:
+        yield server

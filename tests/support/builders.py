@@ -96,3 +96,8 @@ def write_ftw(folder: Path, tensors: dict[str, torch.Tensor], **overrides: Any) 
     shards = [{"file": "freetoken-00000.ftw", "global_off": 0, "nbytes": len(region)}]
     (folder / "freetoken_weight.json").write_text(json.dumps(ftw_index(entries, shards, **overrides)))
     return folder
+
+
+def padded(tensors: dict[str, torch.Tensor], nbytes: int = 2 << 20, name: str = "padding") -> dict[str, torch.Tensor]:
+    """Return the tensors and one more, so that their file is larger than a first request."""
+    return {**tensors, name: torch.zeros(nbytes, dtype=torch.uint8)}

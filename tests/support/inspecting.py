@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from ftw import Checkpoint, CheckpointError, FtwError, open_checkpoint
+from ftw import Checkpoint, CheckpointError, FtwError, inspect, open_checkpoint
 
 
 def stored_bytes(checkpoint: Checkpoint, name: str) -> bytes:
@@ -42,3 +42,10 @@ def assert_names_file(error: CheckpointError, path: Path) -> None:
     assert message.startswith(f"{path}: ")
     assert error.subject
     assert len(message) < 1000
+
+
+def assert_same_report(source: str, folder: Path) -> None:
+    """Check that a source on the hub and a folder have the same report, but for their names."""
+    remote, local = inspect(source).to_dict(), inspect(folder).to_dict()
+    assert (remote.pop("source"), local.pop("source")) == (source, str(folder))
+    assert remote == local

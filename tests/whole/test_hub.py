@@ -5,49 +5,23 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, write_sharded
+from builders import llama_config, llama_tensors, padded, write_checkpoint, write_ftw, write_sharded
 from ftw.cli.main import main
 from gguf_builder import ARCHITECTURE, entry, gguf_bytes, kv, write_gguf
-from hub_server import TOKEN, HubServer, answer_range, cut, offline, serving_hub
-from inspecting import opened_path
+from hub_server import TOKEN, HubServer, offline
+from inspecting import assert_same_report, opened_path
 
 import ftw
 from ftw.errors import CheckpointError, SourceNotFoundError
-from ftw.files.weight_file import WeightFile
-from ftw.hub import HubPath, list_repository, parse_hub_id
-from ftw.hub import repository as hub_repository
-from ftw.hub.place import open_weight_file
-from ftw.hub.remote_file import HEADER_NBYTES, MAX_REQUESTS, HubFile, fetch_headers
+from ftw.hub.remote_file import HEADER_NBYTES
 
 KIB = 1 << 10
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch) -> Iterator[HubServer]:
-    """A hub without repositories, and an empty cache."""
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    with serving_hub(tmp_path, monkeypatch) as server:
-        yield server
-
-
-def padded(tensors: dict[str, torch.Tensor], nbytes: int = 2 << 20, name: str = "padding") -> dict[str, torch.Tensor]:
-    """Return the tensors and one more, so that their file is larger than a first request."""
-    return {**tensors, name: torch.zeros(nbytes, dtype=torch.uint8)}
-
-
-def assert_same_report(source: str, folder: Path) -> None:
-    remote, local = ftw.inspect(source).to_dict(), ftw.inspect(folder).to_dict()
-    assert (remote.pop("source"), local.pop("source")) == (source, str(folder))
-    assert remote == local
 
 
 def error_of(source: str) -> str:
@@ -392,198 +366,6 @@ def test_hub_errors_are_one_line_of_the_command(hub, tmp_path):
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.count("\n") == 4
     assert all(line.startswith("ftw: error: org/") for line in done.stderr.splitlines())
-
-
-# answers that are not what was asked for
-
-
-def ignored(content: bytes, first: int, last: int) -> tuple[int, dict[str, str], bytes]:
-    return 200, {}, content
-
-
-def shifted(content: bytes, first: int, last: int) -> tuple[int, dict[str, str], bytes]:
-    return answer_range(content, first + 1, last)
-
-
-def fewer(content: bytes, first: int, last: int) -> tuple[int, dict[str, str], bytes]:
-    return answer_range(content, first, last - 1)
-
-
-def of_another_size(content: bytes, first: int, last: int) -> tuple[int, dict[str, str], bytes]:
-    return answer_range(content + b"x", first, last)
-
-
-def without_range(content: bytes, first: int, last: int) -> tuple[int, dict[str, str], bytes]:
-    return 206, {}, content[first : last + 1]
-
-
-def longer(content: bytes, first: int, last: int) -> tuple[int, dict[str, str], bytes]:
-    status, headers, body = answer_range(content, first, last)
-    return status, headers, body + b"x"
-
-
-@pytest.mark.parametrize(
-    ("answer", "problem"),
-    [
-        (ignored, "the hub answers a request for bytes 0-262143 with status 200, 206 is needed"),
-        (shifted, "the hub answers with 'bytes 1-262143/2099200', 'bytes 0-262143/2099200' is needed"),
-        (fewer, "the hub answers with 'bytes 0-262142/2099200', 'bytes 0-262143/2099200' is needed"),
-        (of_another_size, "the hub answers with 'bytes 0-262143/2099201', 'bytes 0-262143/2099200' is needed"),
-        (without_range, "the hub answers with '', 'bytes 0-262143/2099200' is needed"),
-        (longer, "the hub answers with more than the 262144 bytes asked for at byte 0"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_hub_answers_are_held_against_what_was_asked(hub, tmp_path, answer, problem):
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "model.safetensors").write_bytes(bytes(2_099_200))
-    hub.add("org/name", tmp_path / "m")
-    hub.answer_range = answer
-    with pytest.raises(CheckpointError) as caught:
-        ftw.inspect("org/name")
-    assert str(caught.value) == f"org/name/model.safetensors: file: {problem}"
-    assert len(hub.reads()) == 1
-
-
-def test_hub_answer_that_is_cut_off_is_continued(hub, tmp_path):
-    folder = write_checkpoint(tmp_path / "m", padded(llama_tensors()), llama_config())
-    hub.add("org/name", folder)
-    hub.fail("cdn", cut(100_000), 1)
-    hub.fail("cdn", cut(0), 1)
-    hub.fail("cdn", cut(1_000, is_reset=True), 1)
-    assert_same_report("org/name", folder)
-    assert len(hub.reads()) in (5, 6)  # a reset may be seen before the answer
-
-
-def test_hub_answer_that_is_always_cut_off(hub, tmp_path):
-    hub.add("org/name", write_checkpoint(tmp_path / "m", padded(llama_tensors()), llama_config()))
-    hub.fail("cdn", cut(10_000))
-    with pytest.raises(CheckpointError) as caught:
-        ftw.inspect("org/name")
-    assert str(caught.value) == "org/name/model.safetensors: file: the hub's answer ends at byte 0, 262144 bytes short"
-    assert len(hub.reads()) == 7
-
-
-def test_hub_first_failure_ends_the_parallel_reads(hub, tmp_path, monkeypatch):
-    """The other reads get no answer before those that have not begun are dropped, so they are as many as at a time."""
-    shards = {f"model-{n:05}-of-00200.safetensors": padded({}, 300 * KIB, f"t{n}") for n in range(1, 201)}
-    folder = write_sharded(tmp_path / "m", shards)
-    hub.add("org/name", folder)
-    first_file = (folder / "model-00001-of-00200.safetensors").read_bytes()
-    are_dropped, real = threading.Event(), ThreadPoolExecutor.shutdown
-
-    def answer(content: bytes, first: int, last: int) -> tuple[int, dict[str, str], bytes]:
-        assert content == first_file or are_dropped.wait(600)
-        return ignored(content, first, last)
-
-    def shutdown(pool: ThreadPoolExecutor, wait: bool = True, **options: bool) -> None:
-        real(pool, wait=False, **options)
-        if pool._thread_name_prefix == "ftw-hub":
-            are_dropped.set()
-        real(pool, wait)
-
-    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
-    hub.answer_range = answer
-    with pytest.raises(CheckpointError, match=r"^org/name/model-00001-of-00200.safetensors: file: the hub answers a"):
-        ftw.inspect("org/name")
-    num_files = sum(request.is_cdn for request in hub.requests)
-    assert num_files <= MAX_REQUESTS + 1  # the thread that failed may begin another
-
-
-def test_hub_that_stops_answering(hub, tmp_path, monkeypatch):
-    hub.add("org/name", write_checkpoint(tmp_path / "m", llama_tensors()))
-    path = HubPath(list_repository(parse_hub_id("org/name")), "model.safetensors")
-    with offline(monkeypatch), pytest.raises(ConnectionError) as caught:
-        HubFile(path).read(0, 8)
-    assert str(caught.value).startswith("org/name/model.safetensors: file: cannot be fetched from the hub: ")
-    assert str(caught.value).isprintable()
-
-
-# the interfaces
-
-
-def test_hub_path_is_like_a_path(hub, tmp_path):
-    folder = tmp_path / "name"
-    write_checkpoint(folder / "a" / "b", {"t": torch.ones(1)}, {})
-    (folder / "x.json").write_text("{}")
-    (folder / "empty.gguf").touch()
-    hub.add("org/name", folder)
-    root = HubPath(list_repository(parse_hub_id("org/name")))
-    for inside in ("", "a", "a/b", "a/b/config.json", "x.json", "absent", "a/absent/x", "x.json/y"):
-        there, here = root / inside, folder / inside
-        assert str(there) == f"org/name/{inside}".rstrip("/")
-        assert (there.name, str(there.parent.inside)) == (here.name, inside.rpartition("/")[0])
-        for question in ("exists", "is_file", "is_dir", "is_symlink"):
-            assert getattr(there, question)() == getattr(here, question)(), (inside, question)
-        if here.is_dir():
-            assert sorted(path.name for path in there.iterdir()) == sorted(path.name for path in here.iterdir())
-            for pattern in ("*", "*.json", "b"):
-                names = sorted(path.name for path in here.glob(pattern))
-                assert [path.name for path in sorted(there.glob(pattern))] == names
-    with (root / "x.json").open("rb") as file:
-        assert file.read() == b"{}"
-    assert open_weight_file((root / "empty.gguf").as_path()).read(0, 0) == b""
-    for inside, problem in (("absent", "is missing"), ("a", "is not a regular file")):
-        with pytest.raises(CheckpointError, match=f"^org/name/{inside}: file: {problem}$"):
-            open_weight_file((root / inside).as_path())
-
-
-def test_hub_file_reads_what_a_weight_file_reads(hub, tmp_path):
-    (tmp_path / "m").mkdir()
-    content = np.random.default_rng(0).bytes(3 * HEADER_NBYTES)
-    (tmp_path / "m" / "x.gguf").write_bytes(content)
-    hub.add("org/name", tmp_path / "m")
-    path = HubPath(list_repository(parse_hub_id("org/name")), "x.gguf")
-    file = open_weight_file(path.as_path())
-    assert {name for name in dir(WeightFile) if name[0] != "_"} - {"identity"} <= set(dir(HubFile))
-    assert file.nbytes == len(content)
-    for start, end in (
-        (0, 8),
-        (5, HEADER_NBYTES + 5),
-        (HEADER_NBYTES - 1, HEADER_NBYTES),
-        (HEADER_NBYTES, len(content)),
-    ):
-        assert file.read(start, end - start) == content[start:end]
-    assert hub.served["x.gguf"] == HEADER_NBYTES + 5 + 2 * HEADER_NBYTES
-    with pytest.raises(CheckpointError, match="ends at byte 786432, 1 bytes short"):
-        file.read(len(content) - 7, 8)
-
-
-def test_hub_headers_of_many_files_share_a_budget(monkeypatch):
-    asked = []
-    monkeypatch.setattr(HubFile, "fetch_header", lambda self, nbytes: asked.append(nbytes))
-    for count in (1, 2, 256, 2000, 8000):
-        asked.clear()
-        fetch_headers([HubFile.__new__(HubFile)] * count)
-        assert len(asked) == (count if count > 1 else 0)
-        assert set(asked) <= {min(256 * KIB, max((64 << 20) // count, 16 * KIB))}
-
-
-def test_hub_huge_listing_is_taken_from_the_tree(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub_repository, "_LIST_TREE_FROM", 2)
-    folder = write_checkpoint(tmp_path / "m", llama_tensors(), llama_config())
-    hub.add("org/name", folder)
-    assert_same_report("org/name", folder)
-    assert any("/tree/" in request.path for request in hub.requests)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("org/name", ("org/name", None, "")),
-        ("org/name@v1.0", ("org/name", "v1.0", "")),
-        ("org/name@refs/pr/7/a", ("org/name", "refs/pr/7", "a")),
-        ("org/name@main/a b/c.gguf", ("org/name", "main", "a b/c.gguf")),
-        ("org/name/a/b", ("org/name", None, "a/b")),
-        *((text, None) for text in ("org", "./a/b", "a/../b", "a/b/..", "a/b/./c", "a/b//c", "a/b/", "a/b@", "a/b@/c",
-                                    "/a/b", "a/b/c\n", "-a/b", "~/a/b")),
-    ],
-    ids=ascii,
-)  # fmt: skip
-def test_hub_id_names_a_repository_a_revision_and_a_place(text, expected):
-    found = parse_hub_id(text)
-    assert found == expected
-    assert found is None or str(found) == text
 
 
 def test_hub_is_not_asked_for_a_slip_below_a_local_folder(hub, tmp_path):
