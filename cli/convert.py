@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from ftw.checkpoint import MOVED_ROLES
 from ftw.conversion import ConversionResult, convert, no_room
 from ftw.readers import ALIGNMENT
 from ftw.sizes import format_size, parse_size
-from ftw.verdict import MOVED_ROLES, Embed
+from ftw.verdict import Embed
 
 from .exit_codes import DONE, FAILED
 from .output import print_error, print_json, print_line, print_warning

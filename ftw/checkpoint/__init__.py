@@ -10,6 +10,8 @@ from ftw.checkpoint.kv_cache import first_count
 from ftw.checkpoint.quantization_schemes import name_scheme
 from ftw.checkpoint.source import resolve_source
 from ftw.checkpoint.tensor_names import (
+    MOVED_ROLES,
+    NGRAM_EMBEDDING,
     PER_LAYER_EMBEDDING,
     TOKEN_EMBEDDING,
     StoredModule,
@@ -23,6 +25,8 @@ __all__ = [
     "CHUNK_NBYTES",
     "CONFIG_NAME",
     "FILE_TYPE_KEY",
+    "MOVED_ROLES",
+    "NGRAM_EMBEDDING",
     "PER_LAYER_EMBEDDING",
     "TIE_KEY",
     "TOKEN_EMBEDDING",

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ftw.checkpoint import TOKEN_EMBEDDING, StoredModule, find_other_tables, find_token_embeddings, is_position_like
+from ftw.checkpoint import (
+    MOVED_ROLES,
+    TOKEN_EMBEDDING,
+    StoredModule,
+    find_other_tables,
+    find_token_embeddings,
+    is_position_like,
+)
 from ftw.errors import NotEligibleError, printable
 from ftw.lookup import HostEmbedding, count_slots
 from ftw.offloading.offloader import check_room, plan_offload, run_offload
@@ -32,7 +39,6 @@ if TYPE_CHECKING:
     # Makes what takes a module's place of what looks its rows up; the last argument is the size of the hot rows.
     Wrap = Callable[["ModelTable", HostEmbedding, int | str | None], HostEmbedding]
 
-_STAYING_ROLES = frozenset({"position_embedding", "token_type_embedding"})
 _MIN_NBYTES = 1 << 20  # of a table whose name tells nothing
 
 
@@ -178,11 +184,11 @@ def _other_role(path: str) -> str:
 
 def _why_staying(table: ModelTable, is_scaled: Callable[[nn.Module], bool] | None) -> str:
     """Return why a table should not move at all; empty where it should, if it may."""
-    if table.role in _STAYING_ROLES:
-        return f"{printable(table.path)}: table: is a {table.role.replace('_', ' ')}, which is read at every step"
-    if table.role:
-        return ""
     subject = printable(table.path)
+    if table.role in MOVED_ROLES:
+        return ""
+    if table.role:
+        return f"{subject}: table: is a {table.role.replace('_', ' ')}, which is read at every step"
     if is_position_like(table.path):
         return f"{subject}: table: is by its name one of positions, kinds or codes, which is read at every step"
     try:

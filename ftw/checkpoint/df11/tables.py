@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ftw.checkpoint.kv_cache import first_count
 from ftw.checkpoint.quantization_schemes import name_scheme
-from ftw.checkpoint.tensor_names import find_other_tables, find_token_embeddings
+from ftw.checkpoint.tensor_names import PER_LAYER_EMBEDDING, TOKEN_EMBEDDING, find_other_tables, find_token_embeddings
 from ftw.errors import CheckpointError
 from ftw.files import short_repr
 from ftw.tensors import TensorInfo
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ftw.checkpoint.df11.blocks import Df11Blocks, Read
     from ftw.checkpoint.tensor_names import StoredModule
 
-DECODED_ROLES = frozenset({"token_embedding", "per_layer_embedding"})
+DECODED_ROLES = frozenset({TOKEN_EMBEDDING, PER_LAYER_EMBEDDING})
 _BLOCK_NBYTES = 4096
 _GAPS_NBYTES = 320  # of a block
 _MAX_TABLES = 17  # a byte can point to 16, beside the first one
@@ -109,7 +109,7 @@ def find_df11_tables(source: str, tensors: Mapping[str, TensorInfo], config: Mod
 
 def _iter_modules(source: str, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, StoredModule]]:
     embeddings = find_token_embeddings(tensors, source)
-    yield from (("token_embedding", module) for module in embeddings)
+    yield from ((TOKEN_EMBEDDING, module) for module in embeddings)
     others = find_other_tables(tensors, embeddings, source)
     yield from ((role, module) for role, module in others if role in DECODED_ROLES)
 
@@ -166,7 +166,7 @@ def _shape_of(source: str, path: str, role: str, elements: int, config: ModelCon
     names = "vocab_size and hidden_size"
     text = config.raw.get("text_config")
     parts = (text if isinstance(text, dict) else {}, config.raw)
-    if role == "token_embedding":
+    if role == TOKEN_EMBEDDING:
         rows = config.vocab_size
         columns = [config.hidden_size, *(first_count(parts, (name,)) for name in _TOKEN_COLUMNS)]
     else:

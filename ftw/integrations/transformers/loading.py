@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import nn
 
-from ftw.checkpoint import TOKEN_EMBEDDING, Checkpoint, find_heads, find_other_tables, open_checkpoint
+from ftw.checkpoint import NGRAM_EMBEDDING, TOKEN_EMBEDDING, Checkpoint, find_heads, find_other_tables, open_checkpoint
 from ftw.errors import CheckpointError, FtwError, NotEligibleError, printable
 from ftw.integrations.transformers.config import ModelRecipe, foreign_code, read_generation_config, read_recipe
 from ftw.integrations.transformers.embedding import guard_tables, make_replacement, scale_of, weight_of
@@ -91,7 +91,7 @@ def _check_format(checkpoint: Checkpoint, embed: str) -> None:
     if embed == "gpu":
         return
     for role, module in find_other_tables(checkpoint.tensors, [], checkpoint.source):
-        if role == "ngram_embedding":
+        if role == NGRAM_EMBEDDING:
             problem = (
                 "is an n-gram table, which transformers puts together while it loads; embed 'gpu' leaves that to it"
             )
