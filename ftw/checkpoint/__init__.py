@@ -6,7 +6,6 @@ Imports: `ftw.readers` and what that imports. No torch.
 from ftw.checkpoint.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint
 from ftw.checkpoint.config import CONFIG_NAME, TIE_KEY, ModelConfig
 from ftw.checkpoint.gguf_config import FILE_TYPE_KEY
-from ftw.checkpoint.kv_cache import first_count
 from ftw.checkpoint.quantization_schemes import name_scheme
 from ftw.checkpoint.source import resolve_source
 from ftw.checkpoint.tensor_names import (
@@ -36,7 +35,6 @@ __all__ = [
     "find_heads",
     "find_other_tables",
     "find_token_embeddings",
-    "first_count",
     "is_position_like",
     "name_scheme",
     "open_checkpoint",

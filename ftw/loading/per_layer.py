@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.checkpoint import PER_LAYER_EMBEDDING, first_count
+from ftw.checkpoint import PER_LAYER_EMBEDDING
 from ftw.ggml_types import PACKED_TYPES, ggml_types_by_name
 
 if TYPE_CHECKING:
@@ -23,17 +23,10 @@ def count_slices(table: TableVerdict, config: ModelConfig) -> int | None:
     """
     if table.role != PER_LAYER_EMBEDDING or not config.num_layers:
         return None
-    width = _slice_width(config)
+    of_gguf = f"{config.architecture}.embedding_length_per_layer_input"
+    width = config.count(of_gguf if config.is_gguf else "hidden_size_per_layer_input")
     if not width or width * config.num_layers != table.columns:
         return None
     if table.dtype in PACKED_TYPES and width % ggml_types_by_name()[table.dtype].block_size:
         return None
     return config.num_layers
-
-
-def _slice_width(config: ModelConfig) -> int | None:
-    if config.is_gguf:
-        return first_count((config.raw,), (f"{config.architecture}.embedding_length_per_layer_input",))
-    text = config.raw.get("text_config")
-    parts = (text if isinstance(text, dict) else {}, config.raw)
-    return first_count(parts, ("hidden_size_per_layer_input",))

@@ -411,6 +411,8 @@ PER_LAYER = {"num_hidden_layers": 3, "hidden_size_per_layer_input": 4}  # for ro
     ("config", "wanted"),
     [
         pytest.param({"text_config": PER_LAYER}, 3, id="composite"),
+        pytest.param({"llm_config": PER_LAYER}, 3, id="llm"),
+        pytest.param({"thinker_config": {"text_config": PER_LAYER}}, 3, id="thinker"),
         pytest.param(PER_LAYER, 3, id="text-only"),
         pytest.param({**PER_LAYER, "num_hidden_layers": 4}, None, id="other-layers"),
         pytest.param({**PER_LAYER, "hidden_size_per_layer_input": 5}, None, id="other-width"),

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.checkpoint.kv_cache import first_count
 from ftw.checkpoint.quantization_schemes import name_scheme
 from ftw.checkpoint.tensor_names import PER_LAYER_EMBEDDING, TOKEN_EMBEDDING, find_other_tables, find_token_embeddings
 from ftw.errors import CheckpointError
@@ -164,15 +163,13 @@ def _shape_of(source: str, path: str, role: str, elements: int, config: ModelCon
         CheckpointError: It does not, or of another number of elements.
     """
     names = "vocab_size and hidden_size"
-    text = config.raw.get("text_config")
-    parts = (text if isinstance(text, dict) else {}, config.raw)
     if role == TOKEN_EMBEDDING:
         rows = config.vocab_size
-        columns = [config.hidden_size, *(first_count(parts, (name,)) for name in _TOKEN_COLUMNS)]
+        columns = [config.hidden_size, *(config.count(name) for name in _TOKEN_COLUMNS)]
     else:
         names = "vocab_size_per_layer_input, num_hidden_layers and hidden_size_per_layer_input"
-        rows = first_count(parts, ("vocab_size_per_layer_input",)) or config.vocab_size
-        columns = [(config.num_layers or 0) * (first_count(parts, ("hidden_size_per_layer_input",)) or 0)]
+        rows = config.count("vocab_size_per_layer_input") or config.vocab_size
+        columns = [(config.num_layers or 0) * (config.count("hidden_size_per_layer_input") or 0)]
     told = [(rows, width) for width in columns if rows and width]
     for shape in told:
         if shape[0] * shape[1] == elements:
