@@ -4,13 +4,14 @@ Imports: `ftw.kernels`, `ftw.pinned`.
 """
 
 from ftw.lookup.embedding import HostEmbedding
-from ftw.lookup.hot_rows import count_slots
+from ftw.lookup.row_options import RowOptions, make_embedding
 from ftw.lookup.sharded_embedding import ShardedEmbedding, all_or_none, resolve_group
 
 __all__ = [
     "HostEmbedding",
+    "RowOptions",
     "ShardedEmbedding",
     "all_or_none",
-    "count_slots",
+    "make_embedding",
     "resolve_group",
 ]
