@@ -164,7 +164,7 @@ def find_other_tables(
 
 
 def is_position_like(path: str) -> bool:
-    """Tell by its name whether a module looks up positions, segments, times or codes: at every step, or all of them.
+    """Return whether a module is by its name one of positions, segments, times or codes, which every step reads.
 
     The last two parts of its path tell: `pos_embed`, `positional_embedding.embedding`.
     """
@@ -173,7 +173,7 @@ def is_position_like(path: str) -> bool:
 
 
 def find_heads(names: Iterable[str], source: str = "model") -> list[StoredModule]:
-    """Find the modules that map hidden states to tokens. A bias or a scale alone is no head.
+    """Find the modules that map hidden states to tokens. A bias or a scale alone is not a head.
 
     Raises:
         CheckpointError: `source` has more of them than any model.
@@ -206,7 +206,7 @@ def _note(found: dict[Key, dict[str, str]], module: Key, suffix: str, name: str,
 
 
 def _split(name: str, leaves: re.Pattern[str], paths: frozenset[str]) -> tuple[str, str]:
-    """Split a tensor's name into its module, empty where it is not one of those looked for, and the rest."""
+    """Return `(module path, suffix)`, or `("", "")` if no pattern matches."""
     match = leaves.fullmatch(name)
     if match and (match["suffix"] == "weight" or _PACKED.fullmatch(match["suffix"])):
         return match["module"], match["suffix"]

@@ -11,7 +11,7 @@ A compressed module stores six tensors in place of its weight. Their sizes, with
     gaps               U8 [320 * blocks]          5 bits for every 8 bytes of the stream: where the first code begins
     split_positions    I64 [0]                    of several weights in one stream, where each ends; older files lack it
 
-The shape is not stored: config.json tells it. Tables are decoded where it does, token embeddings and per-layer ones.
+The shape is not stored. Token embeddings and per-layer ones are decoded if config.json says theirs.
 A block is decoded without those before it, so that any range of bytes takes no more work than its blocks.
 """
 
@@ -157,7 +157,7 @@ def _check_sizes(source: str, stored: Mapping[str, TensorInfo]) -> None:
 
 
 def _shape_of(source: str, path: str, role: str, elements: int, config: ModelConfig) -> tuple[int, int]:
-    """Return `[rows, columns]` of a table, as config.json tells them.
+    """Return `[rows, columns]` of a table, as config.json says.
 
     Raises:
         CheckpointError: It does not, or of another number of elements.
