@@ -105,8 +105,8 @@ def test_refusal_names_the_largest_tables(tables: dict[str, int], subject: str) 
 
 
 def test_source_of_a_refusal_is_printable() -> None:
-    with pytest.raises(ftw.PinError, match=re.escape(r"a\nb: embed (1 B): ")):
-        check_pin_budget({"embed": 1}, "a\nb", 0, limits=UNKNOWN, pinned_nbytes=0)
+    with pytest.raises(ftw.PinError, match=re.escape(r"a\nb: embed (4.00 KiB): ")):
+        check_pin_budget({"embed": PAGE}, "a\nb", 0, limits=UNKNOWN, pinned_nbytes=0)
 
 
 @pytest.mark.parametrize("tables", [{}, {"empty": 0}], ids=["none", "of-no-rows"])
