@@ -7,21 +7,20 @@ from typing import Annotated
 
 import typer
 
+from ftw.checkpoint import MOVED_ROLES
 from ftw.conversion import ConversionResult, convert, no_room
 from ftw.readers import ALIGNMENT
-from ftw.sizes import format_size, parse_size
-from ftw.verdict import MOVED_ROLES, Embed
+from ftw.sizes import format_size
+from ftw.verdict import Embed
 
 from .exit_codes import DONE, FAILED
 from .output import print_error, print_json, print_line, print_warning
 from .progress import ProgressOption, show_progress
+from .sizes import parse_size_option
 
 
 def _parse_shard_size(text: str) -> int:
-    try:
-        nbytes = parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    nbytes = parse_size_option(text)
     if nbytes < ALIGNMENT or nbytes % ALIGNMENT:
         raise typer.BadParameter(f"'{text}' is {nbytes} bytes, a positive multiple of {ALIGNMENT} is needed")
     return nbytes

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftw.errors import printable
-from ftw.sizes import format_size, parse_size
+from ftw.sizes import format_size
 from ftw.verdict import Report, inspect, refusal
 
 from .exit_codes import DONE, REFUSED
 from .output import make_console, print_error, print_json, print_line, print_warning
 from .plot import check_plot, plot_budget
+from .sizes import parse_size_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,10 +26,7 @@ _MIN_VRAM = 1 << 20
 
 
 def _parse_vram(text: str) -> int:
-    try:
-        nbytes = parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    nbytes = parse_size_option(text)
     if nbytes < _MIN_VRAM:
         raise typer.BadParameter(f"'{text}' is {format_size(nbytes)}, at least 1 MiB is needed; write 24GiB for 24 GiB")
     return nbytes
@@ -108,12 +106,15 @@ def _print_budget(budget: Budget) -> None:
 def _share_words(share: BudgetSide) -> str:
     if share.left_bytes < 0:
         return f"{format_size(-share.left_bytes)} too little for weights and tables"
-    words = f"{format_size(share.left_bytes)} left"
-    if share.expert_slots is not None:
-        words += f" = {share.expert_slots} experts"
-    if share.kv_tokens is not None:
-        words += f"{' or' if share.expert_slots is not None else ' ='} {share.kv_tokens} tokens of KV cache"
-    return words
+    experts = None if share.expert_slots is None else f"{share.expert_slots} experts"
+    tokens = None if share.kv_tokens is None else f"{share.kv_tokens} KV tokens"
+    return f"{format_size(share.left_bytes)} left{_room_words(experts, tokens)}"
+
+
+def _room_words(*things: str | None) -> str:
+    """Say what there is room for; nothing if the checkpoint does not tell."""
+    known = [thing for thing in things if thing is not None]
+    return f": room for {', or '.join(known)}" if known else ""
 
 
 def _tie_words(report: Report) -> str:
@@ -150,9 +151,9 @@ def _gain_words(report: Report) -> str:
     gain = report.gain
     if not gain.vram_bytes:
         return "leaving the GPU frees nothing"
-    words = f"leaving the GPU frees {format_size(gain.vram_bytes)} of VRAM"
+    slots = tokens = None
     if gain.expert_slots is not None and gain.expert_slot_bytes is not None:
-        words += f" = {gain.expert_slots} expert slots of {format_size(gain.expert_slot_bytes)}"
+        slots = f"{gain.expert_slots} expert slots of {format_size(gain.expert_slot_bytes)}"
     if gain.kv_tokens is not None and gain.kv_bytes_per_token is not None:
-        words += f" = {gain.kv_tokens} tokens of KV cache at {format_size(gain.kv_bytes_per_token)}"
-    return words
+        tokens = f"{gain.kv_tokens} KV tokens of {format_size(gain.kv_bytes_per_token)}"
+    return f"leaving the GPU frees {format_size(gain.vram_bytes)} of VRAM{_room_words(slots, tokens)}"

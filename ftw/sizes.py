@@ -25,22 +25,22 @@ def parse_size(text: str) -> int:
     return int(Fraction(match[1]) * 1024**exponent)
 
 
-def parse_nbytes(subject: str, value: int | str | None) -> int | None:
+def parse_nbytes(subject: str, value: int | str | None, error: type[ValueError] = ValueError) -> int | None:
     """Return an argument that is given as bytes or as a size such as "8GiB", in bytes; None stays None.
 
     Raises:
-        ValueError: It is neither; the message begins with the argument's name, `subject`.
+        ValueError: It is neither. It is an `error`, and the message begins with the argument's name, `subject`.
     """
     if value is None:
         return None
     if isinstance(value, str):
         try:
             return parse_size(value)
-        except ValueError as error:
-            raise ValueError(f"{subject}: {error}") from error
+        except ValueError as problem:
+            raise error(f"{subject}: {problem}") from problem
     nbytes = whole_number(value)
     if nbytes is None or nbytes < 0:
-        raise ValueError(f"{subject}: {value!r} is neither bytes, 0 or more, nor a size, such as '8GiB'")
+        raise error(f"{subject}: {value!r} is neither bytes, 0 or more, nor a size, such as '8GiB'")
     return nbytes
 
 

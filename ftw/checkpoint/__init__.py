@@ -6,9 +6,10 @@ Imports: `ftw.readers` and what that imports. No torch.
 from ftw.checkpoint.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, open_damaged
 from ftw.checkpoint.config import CONFIG_NAME, TIE_KEY, ModelConfig
 from ftw.checkpoint.gguf_config import FILE_TYPE_KEY
-from ftw.checkpoint.kv_cache import first_count
 from ftw.checkpoint.quantization_schemes import name_scheme
 from ftw.checkpoint.tensor_names import (
+    MOVED_ROLES,
+    NGRAM_EMBEDDING,
     PER_LAYER_EMBEDDING,
     TOKEN_EMBEDDING,
     StoredModule,
@@ -22,6 +23,8 @@ __all__ = [
     "CHUNK_NBYTES",
     "CONFIG_NAME",
     "FILE_TYPE_KEY",
+    "MOVED_ROLES",
+    "NGRAM_EMBEDDING",
     "PER_LAYER_EMBEDDING",
     "TIE_KEY",
     "TOKEN_EMBEDDING",
@@ -31,7 +34,6 @@ __all__ = [
     "find_heads",
     "find_other_tables",
     "find_token_embeddings",
-    "first_count",
     "is_position_like",
     "name_scheme",
     "open_checkpoint",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONFIG_NAME = "config.json"
 TIE_KEY = "tie_word_embeddings"
 
-# Where a multimodal or an encoder-decoder config keeps its language model, the first that is there counts.
+# Where a multimodal or an encoder-decoder config keeps its language model; the first that is there counts.
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "generator")
 
 _NUM_LAYERS = ("num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -73,6 +73,13 @@ class ModelConfig:
     num_tokens: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+    def count(self, *names: str) -> int | None:
+        """Return the first positive count that `raw` has under one of these names, in its language model's part first.
+
+        None if there is none. The keys of a GGUF begin with the architecture.
+        """
+        return first_count(config_parts(self.raw), names)
+
 
 def read_model_config(place: Place) -> ModelConfig:
     """Read the config.json that lies at a place; without one, every fact is None.
@@ -90,8 +97,8 @@ def parse_model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     Raises:
         CheckpointError: A tie flag is neither true, false nor null.
     """
-    text = _text_part(raw)
-    parts = (text, raw) if text is not None else (raw,)
+    parts = config_parts(raw)
+    has_text_part = len(parts) > 1
     architectures = raw.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     num_layers = first_count(parts, _NUM_LAYERS)
@@ -108,20 +115,22 @@ def parse_model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
         num_experts=first_count(parts, _NUM_EXPERTS),
         experts_per_token=first_count(parts, _EXPERTS_PER_TOKEN),
         tie_flag=_tie_flag(raw, path, TIE_KEY),
-        text_tie_flag=None if text is None else _tie_flag(text, path, f"text_config.{TIE_KEY}"),
-        has_text_part=text is not None,
+        text_tie_flag=_tie_flag(parts[0], path, f"text_config.{TIE_KEY}") if has_text_part else None,
+        has_text_part=has_text_part,
         is_present=True,
         raw=raw,
     )
 
 
-def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the language model's own part of a composite config, two levels deep (Qwen-Omni's thinker)."""
-    for key in _TEXT_KEYS:
-        part = raw.get(key)
-        if isinstance(part, dict) and part:
-            return _text_part(part) or part
-    return None
+def config_parts(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the parts of a config that tell of the language model, in the order in which they are asked.
+
+    Its own part is first, then those around it, if any (Qwen-Omni's thinker), and the whole config is last.
+    """
+    parts = [raw]
+    while inner := [part for key in _TEXT_KEYS if isinstance(part := parts[0].get(key), dict) and part]:
+        parts.insert(0, inner[0])
+    return tuple(parts)
 
 
 def _tie_flag(part: Mapping[str, Any], path: Path, subject: str) -> bool | None:

@@ -126,5 +126,5 @@ def _kv_widths(facts: _Facts, num_heads: int, num_layers: int) -> list[int]:
 
 
 def _is_by_layer(value: object) -> TypeGuard[MetadataArray]:
-    """Tell whether a value is an array with a number for each layer; one of texts or arrays could be of any size."""
+    """Return whether a value is an array with a number for each layer; one of texts or arrays could be of any size."""
     return isinstance(value, MetadataArray) and len(value) <= _MAX_LAYERS and value.element_type not in _OF_ANY_SIZE

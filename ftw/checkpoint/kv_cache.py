@@ -70,7 +70,7 @@ def first_count(parts: tuple[Mapping[str, Any], ...], names: tuple[str, ...]) ->
 
 
 def _keeping_layers(part: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Tell for each layer whether it keeps keys and values."""
+    """Return for each layer whether it keeps keys and values."""
     types = _layer_types(part)
     if types is not None:
         return [_is_attention(kind) for kind in types[:num_layers]]

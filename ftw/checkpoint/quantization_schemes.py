@@ -56,7 +56,7 @@ _SCALES = ("weight_scale_inv", "weight_scale", "scale_weight", "scale", "scales"
 
 
 def name_scheme(suffixes: Iterable[str], tensors: Mapping[str, TensorInfo]) -> str:
-    """Return the name of the scheme of a module that stores more than a weight; empty where it is not known.
+    """Return the name of the scheme of a module that stores more than a weight; empty if it is not known.
 
     Args:
         suffixes: What follows the module's path in the names of all its tensors.

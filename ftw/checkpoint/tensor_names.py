@@ -43,18 +43,24 @@ _HEAD_PATHS = frozenset(
     log_softmax.mlp.layer0 lm_loss transformer.output_layer model.transformer.ff_out transformer.lm_head
     """.split()
 )
+# Roles of lookup tables.
 TOKEN_EMBEDDING = "token_embedding"  # noqa: S105 - a role, not a secret
 PER_LAYER_EMBEDDING = "per_layer_embedding"
+NGRAM_EMBEDDING = "ngram_embedding"
+POSITION_EMBEDDING = "position_embedding"
+TOKEN_TYPE_EMBEDDING = "token_type_embedding"  # noqa: S105
+# Of tables that go to host memory. The others stay: a few MiB at most, and read at every step.
+MOVED_ROLES = frozenset({TOKEN_EMBEDDING, PER_LAYER_EMBEDDING, NGRAM_EMBEDDING})
 # Tables beside the token embedding, by role: what ends the path of their module.
 _OTHER_TABLES = {
-    "per_layer_embedding": r"(?:.+\.)?embed_tokens_per_layer|per_layer_token_embd",
-    "ngram_embedding": r"(?:.+\.)?(?:ngram_embedding|engram\.embed)|(?:blk\.\d+\.)?ple_ngram_embd",
-    "position_embedding": r"(?:.+\.)?(?:position_embeddings?|embed_positions|wpe|positions_embed|position_embeds_layer)"
+    PER_LAYER_EMBEDDING: r"(?:.+\.)?embed_tokens_per_layer|per_layer_token_embd",
+    NGRAM_EMBEDDING: r"(?:.+\.)?(?:ngram_embedding|engram\.embed)|(?:blk\.\d+\.)?ple_ngram_embd",
+    POSITION_EMBEDDING: r"(?:.+\.)?(?:position_embeddings?|embed_positions|wpe|positions_embed|position_embeds_layer)"
     r"|position_embd",
-    "token_type_embedding": r"(?:.+\.)?token_type_embeddings(?:_\d+)?|token_types",
+    TOKEN_TYPE_EMBEDDING: r"(?:.+\.)?token_type_embeddings(?:_\d+)?|token_types",
 }
 # These two occur in towers of other senses too: they count where they lie beside a token embedding.
-_BESIDE_TOKENS = frozenset({"position_embedding", "token_type_embedding"})
+_BESIDE_TOKENS = frozenset({POSITION_EMBEDDING, TOKEN_TYPE_EMBEDDING})
 # Words in the names of modules that look up where a token stands, or of what kind it is, not what it is; or that are
 # read as a whole, as the codebooks of vector quantisers are.
 _STEADY_WORDS = frozenset(
@@ -158,7 +164,7 @@ def find_other_tables(
 
 
 def is_position_like(path: str) -> bool:
-    """Tell by its name whether a module looks up positions, segments, times or codes: at every step, or all of them.
+    """Return whether a module is by its name one of positions, segments, times or codes, which every step reads.
 
     The last two parts of its path tell: `pos_embed`, `positional_embedding.embedding`.
     """
@@ -167,7 +173,7 @@ def is_position_like(path: str) -> bool:
 
 
 def find_heads(names: Iterable[str], source: str = "model") -> list[StoredModule]:
-    """Find the modules that map hidden states to tokens. A bias or a scale alone is no head.
+    """Find the modules that map hidden states to tokens. A bias or a scale alone is not a head.
 
     Raises:
         CheckpointError: `source` has more of them than any model.
@@ -200,7 +206,7 @@ def _note(found: dict[Key, dict[str, str]], module: Key, suffix: str, name: str,
 
 
 def _split(name: str, leaves: re.Pattern[str], paths: frozenset[str]) -> tuple[str, str]:
-    """Split a tensor's name into its module, empty where it is not one of those looked for, and the rest."""
+    """Return `(module path, suffix)`, or `("", "")` if no pattern matches."""
     match = leaves.fullmatch(name)
     if match and (match["suffix"] == "weight" or _PACKED.fullmatch(match["suffix"])):
         return match["module"], match["suffix"]

@@ -12,58 +12,50 @@ from typing import TYPE_CHECKING, overload
 
 from torch import nn
 
-from ftw.offloading import OffloadedModel, find_model_tables, is_table_module, offload_tables, offloader
+from ftw.errors import LookupArgumentError
+from ftw.lookup import RowOptions
+from ftw.offloading import (
+    OffloadedModel,
+    check_room,
+    find_model_tables,
+    is_table_module,
+    offload_tables,
+    plan_offload,
+    run_offload,
+)
 from ftw.sizes import parse_nbytes
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import TypedDict, Unpack
 
     from ftw.lookup import HostEmbedding
 
+    class OffloadOptions(TypedDict, total=False):
+        """The options of `offload` that one table and a whole model have alike."""
+
+        name: str | None
+        device: torch.device | str | None
+        dtype: torch.dtype | None
+        ggml_type: str | None
+        max_pinned_bytes: int | str | None
+        hot_bytes: int | str | None
+        scale: float | None
+
 
 @overload
 def offload(
-    target: nn.Embedding | torch.Tensor,
-    *,
-    parameter: str | None = ...,
-    name: str | None = ...,
-    device: torch.device | str | None = ...,
-    dtype: torch.dtype | None = ...,
-    ggml_type: str | None = ...,
-    max_pinned_bytes: int | str | None = ...,
-    hot_bytes: int | str | None = ...,
-    scale: float | None = ...,
+    target: nn.Embedding | torch.Tensor, *, parameter: str | None = ..., **options: Unpack[OffloadOptions]
 ) -> HostEmbedding: ...
 
 
 @overload
-def offload(
-    target: nn.Module,
-    *,
-    parameter: str,
-    name: str | None = ...,
-    device: torch.device | str | None = ...,
-    dtype: torch.dtype | None = ...,
-    ggml_type: str | None = ...,
-    max_pinned_bytes: int | str | None = ...,
-    hot_bytes: int | str | None = ...,
-    scale: float | None = ...,
-) -> HostEmbedding: ...
+def offload(target: nn.Module, *, parameter: str, **options: Unpack[OffloadOptions]) -> HostEmbedding: ...
 
 
 @overload
 def offload(
-    target: nn.Module,
-    *,
-    parameter: None = ...,
-    name: str | None = ...,
-    device: torch.device | str | None = ...,
-    dtype: torch.dtype | None = ...,
-    ggml_type: str | None = ...,
-    max_pinned_bytes: int | str | None = ...,
-    hot_bytes: int | str | None = ...,
-    scale: float | None = ...,
-    strict: bool = ...,
+    target: nn.Module, *, parameter: None = ..., strict: bool = ..., **options: Unpack[OffloadOptions]
 ) -> HostEmbedding | OffloadedModel: ...
 
 
@@ -129,18 +121,12 @@ def offload(
             table.
     """
     limit = parse_nbytes("max_pinned_bytes", max_pinned_bytes)
+    hot_nbytes = parse_nbytes("offload: hot_bytes", hot_bytes, LookupArgumentError)
     if parameter is not None or not isinstance(target, nn.Module) or not _is_model(target):
-        return offloader.offload(
-            target,
-            parameter=parameter,
-            name=name,
-            device=device,
-            dtype=dtype,
-            ggml_type=ggml_type,
-            max_pinned_bytes=limit,
-            hot_bytes=hot_bytes,
-            scale=scale,
-        )
+        options = RowOptions(dtype=dtype, ggml_type=ggml_type, hot_bytes=hot_nbytes, scale=scale)
+        plan = plan_offload(target, options, parameter=parameter, name=name, device=device)
+        check_room([plan], limit)
+        return run_offload(plan)
     of_one = {"name": name, "dtype": dtype, "ggml_type": ggml_type, "scale": scale}
     given = [option for option, value in of_one.items() if value is not None]
     if given:
@@ -149,17 +135,17 @@ def offload(
     if _holds_transformers(target):
         from ftw.integrations.transformers.models import offload_model
 
-        return offload_model(target, device=device, max_pinned_bytes=limit, hot_bytes=hot_bytes, strict=strict)
+        return offload_model(target, device=device, max_pinned_bytes=limit, hot_bytes=hot_nbytes, strict=strict)
     tables = find_model_tables(target)
-    return offload_tables(target, tables, device=device, max_pinned_bytes=limit, hot_bytes=hot_bytes, strict=strict)
+    return offload_tables(target, tables, device=device, max_pinned_bytes=limit, hot_bytes=hot_nbytes, strict=strict)
 
 
 def _is_model(module: nn.Module) -> bool:
-    """Tell whether a module is no table itself, but may hold some."""
+    """Return whether a module is no table itself, but may hold some."""
     return not is_table_module(module) and next(module.children(), None) is not None
 
 
 def _holds_transformers(model: nn.Module) -> bool:
-    """Tell whether models of transformers are in it; where their module was not imported, there are none."""
+    """Return whether models of transformers are in it; where their module was not imported, there are none."""
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and any(isinstance(module, modeling.PreTrainedModel) for module in model.modules())

@@ -3,13 +3,16 @@
 Imports: `ftw.checkpoint`, `ftw.verdict`, `ftw.lookup`, `ftw.kernels`, `ftw.pinned`, `ftw.files`, `ftw.host`.
 """
 
-from ftw.loading.device_copy import FileStage, torch_dtype
+from ftw.loading.device_copy import DeviceCopy, torch_dtype
 from ftw.loading.loaded_model import LoadedModel
-from ftw.loading.loader import load
+from ftw.loading.loader import load, load_opened
+from ftw.loading.options import LoadOptions
 
 __all__ = [
-    "FileStage",
+    "DeviceCopy",
+    "LoadOptions",
     "LoadedModel",
     "load",
+    "load_opened",
     "torch_dtype",
 ]

@@ -1,4 +1,4 @@
-"""Staging: how a tensor of a checkpoint gets onto a device.
+"""Device copy: how a tensor of a checkpoint gets onto a device.
 
 On a GPU tensors stream through two page-locked buffers of 16 MiB, one being read while the other is copied. Dummy ones
 are made where they are needed.
@@ -7,7 +7,7 @@ are made where they are needed.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,7 +16,7 @@ from ftw.dtypes import DTYPES
 from ftw.errors import CheckpointError
 from ftw.host import HUGE_PAGE_NBYTES, HostMemory
 from ftw.loading.dummy import fill_dummy
-from ftw.pinned import PinnedBuffer
+from ftw.pinned import PinnedBuffer, tensor_over
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,34 +26,17 @@ if TYPE_CHECKING:
 _NUM_BUFFERS = 2
 
 
-class Stage(Protocol):
-    """What puts tensors onto a device, for as long as its `with` block runs."""
+class DeviceCopy:
+    """Puts tensors of a checkpoint onto a device, for as long as its `with` block runs."""
 
-    def __enter__(self) -> Stage: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-
-    def load(self, checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
-        """Return a new tensor on the device, complete for work that is queued on its current stream.
-
-        Raises:
-            CheckpointError: A file has changed, or torch has no such dtype.
-        """
-        ...
-
-
-class FileStage:
-    """Reads tensors from the checkpoint's files; see `Stage`."""
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, is_dummy: bool = False) -> None:
         self._device = device
+        self._is_dummy = is_dummy
         self._buffers: list[PinnedBuffer] = []
         self._copies: list[torch.cuda.Event | None] = [None] * _NUM_BUFFERS
         self._next = 0
 
-    def __enter__(self) -> FileStage:
+    def __enter__(self) -> DeviceCopy:
         return self
 
     def __exit__(
@@ -64,13 +47,25 @@ class FileStage:
                 stack.callback(buffer.close)
 
     def load(self, checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
-        """Return a tensor with the bytes that the file holds."""
-        if self._device.type == "cpu":
-            return _read_cpu_tensor(checkpoint, tensor)
-        target = torch.empty(tensor.shape, dtype=torch_dtype(checkpoint, tensor), device=self._device)
-        if not tensor.nbytes:
-            return target
-        flat = target.reshape(-1).view(torch.uint8)
+        """Return a new tensor on the device, complete for work that is queued on its current stream.
+
+        Raises:
+            CheckpointError: A file has changed, or torch has no such dtype.
+        """
+        dtype = torch_dtype(checkpoint, tensor)
+        if self._device.type == "cpu" and not self._is_dummy:
+            return tensor_over(_read_to_host(checkpoint, tensor), dtype, tensor.shape)
+        target = torch.empty(tensor.shape, dtype=dtype, device=self._device)
+        if tensor.nbytes:
+            flat = target.reshape(-1).view(torch.uint8)
+            if self._is_dummy:
+                fill_dummy(flat, tensor)
+            else:
+                self._copy(checkpoint, tensor, flat)
+        return target
+
+    def _copy(self, checkpoint: Checkpoint, tensor: TensorInfo, flat: torch.Tensor) -> None:
+        """Read a tensor's bytes into the buffers by turns, and queue their copies to the device."""
         for offset in range(0, tensor.nbytes, CHUNK_NBYTES):
             nbytes = min(CHUNK_NBYTES, tensor.nbytes - offset)
             number = self._next_buffer()
@@ -80,7 +75,6 @@ class FileStage:
             flat[offset : offset + nbytes].copy_(staged, non_blocking=True)
             event = self._copies[number] = torch.cuda.Event()
             event.record(torch.cuda.current_stream(self._device))
-        return target
 
     def _next_buffer(self) -> int:
         """Return the number of a buffer that no copy reads any more."""
@@ -94,40 +88,6 @@ class FileStage:
         if copy is not None:
             copy.synchronize()
         return number
-
-
-class DummyStage:
-    """Makes tensors of random values; see `Stage`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def __enter__(self) -> DummyStage:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        pass
-
-    def load(self, checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
-        """Return a tensor of the type and shape that the header tells."""
-        target = torch.empty(tensor.shape, dtype=torch_dtype(checkpoint, tensor), device=self._device)
-        if tensor.nbytes:
-            fill_dummy(target.reshape(-1).view(torch.uint8), tensor)
-        return target
-
-
-def as_tensor(checkpoint: Checkpoint, tensor: TensorInfo, view: memoryview) -> torch.Tensor:
-    """Return a tensor over the bytes of `view`, which it keeps alive.
-
-    Raises:
-        CheckpointError: torch has no such dtype.
-    """
-    dtype = torch_dtype(checkpoint, tensor)
-    if not len(view):
-        return torch.empty(tensor.shape, dtype=dtype)
-    return torch.frombuffer(view, dtype=torch.uint8).view(dtype).reshape(tensor.shape)
 
 
 def torch_dtype(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.dtype:
@@ -144,9 +104,9 @@ def torch_dtype(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.dtype:
     return dtype
 
 
-def _read_cpu_tensor(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.Tensor:
-    """Return a new tensor in host memory, a large one in huge pages: their first touch takes a fifth of the time."""
+def _read_to_host(checkpoint: Checkpoint, tensor: TensorInfo) -> memoryview:
+    """Return a tensor's bytes in new memory, in huge pages if large: their first touch takes a fifth of the time."""
     is_large = tensor.nbytes >= HUGE_PAGE_NBYTES
     view = HostMemory(tensor.nbytes).view() if is_large else memoryview(bytearray(tensor.nbytes))
     checkpoint.read_into(tensor.name, view)
-    return as_tensor(checkpoint, tensor, view)
+    return view

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from ftw.errors import ClosedError, NotEligibleError, printable
-from ftw.loading.device_copy import DummyStage, FileStage
-from ftw.loading.host_tables import make_embedding
+from ftw.loading.device_copy import DeviceCopy
+from ftw.loading.table_options import row_options
+from ftw.lookup import make_embedding
 from ftw.verdict import refusal
 
 if TYPE_CHECKING:
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ftw.checkpoint import Checkpoint, ModelConfig
-    from ftw.loading.device_copy import Stage
-    from ftw.loading.host_tables import HostOptions
+    from ftw.loading.options import LoadOptions
     from ftw.lookup import HostEmbedding, ShardedEmbedding
     from ftw.pinned import MemoryReport
     from ftw.verdict import TableVerdict, Verdict
@@ -44,20 +44,17 @@ class LoadedModel:
         self,
         checkpoint: Checkpoint,
         verdict: Verdict,
-        device: torch.device,
-        dtype: torch.dtype | None,
         tables: Mapping[str, HostEmbedding | ShardedEmbedding],
         memory: MemoryReport,
-        options: HostOptions,
+        options: LoadOptions,
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.verdict = verdict
         self.memory = memory
-        self.device = device
+        self.device = options.device
         self.tables = dict(tables)
         self.tensors = checkpoint.tensors
         self._checkpoint = checkpoint
-        self._dtype = dtype
         self._options = options
         self._device_embedding: HostEmbedding | None = None
         self._device_table: torch.Tensor | None = None
@@ -95,7 +92,7 @@ class LoadedModel:
         """
         names = (table.tensors for table in self.verdict.tables if table.name in self.tables)
         on_host = frozenset(itertools.chain.from_iterable(names))
-        with self._stage() as stage:
+        with DeviceCopy(self.device, is_dummy=self._options.is_dummy) as copy:
             for tensor in self._checkpoint.tensors.values():
                 self._check_open()
                 if tensor.name in on_host:
@@ -103,7 +100,7 @@ class LoadedModel:
                 if self._device_table is not None and tensor.name == self.verdict.token_embedding.name:
                     yield tensor.name, self._device_table
                 else:
-                    yield tensor.name, stage.load(self._checkpoint, tensor)
+                    yield tensor.name, copy.load(self._checkpoint, tensor)
 
     def close(self) -> None:
         """Give the tables' memory back and end reading; every table is released even if one of them fails."""
@@ -127,19 +124,16 @@ class LoadedModel:
     def _load_on_device(self, table: TableVerdict) -> HostEmbedding:
         if table.unreadable:
             raise NotEligibleError(refusal(table, self._checkpoint.source, table.unreadable))
-        with self._stage() as stage:
-            tensor = stage.load(self._checkpoint, self._checkpoint.tensors[table.name])
+        with DeviceCopy(self.device, is_dummy=self._options.is_dummy) as copy:
+            tensor = copy.load(self._checkpoint, self._checkpoint.tensors[table.name])
         self._device_table = tensor
         start, length = self._options.vocab_range or (0, tensor.shape[0])
-        own = {"placement": "gpu", "vocab_range": self._options.vocab_range, "scale": self._options.scale}
-        return make_embedding(self._checkpoint, table, tensor[start : start + length], self.device, self._dtype, **own)
+        own = row_options(table, self.config, self._options, self._options.vocab_range)._replace(hot_bytes=None)
+        return make_embedding(tensor[start : start + length][: table.rows], table.name, self.device, own)
 
     def __reduce__(self) -> NoReturn:
         what = f"{printable(self._checkpoint.source)}: model: owns memory of this process and is not copied or pickled"
         raise TypeError(f"{what}; share it between threads, or copy its embedding, which shares the table")
-
-    def _stage(self) -> Stage:
-        return DummyStage(self.device) if self._options.is_dummy else FileStage(self.device)
 
     def _check_open(self) -> None:
         if self._closed:

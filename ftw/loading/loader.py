@@ -6,13 +6,11 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-import torch
-
 from ftw.checkpoint import open_checkpoint
 from ftw.errors import printable
-from ftw.files import parse_num_threads
-from ftw.loading.host_tables import HostOptions, load_host_tables
+from ftw.loading.host_tables import load_host_tables
 from ftw.loading.loaded_model import LoadedModel
+from ftw.loading.options import LoadOptions
 from ftw.loading.ranks import all_or_none, resolve_group
 from ftw.loading.table_rows import check_vocab_range
 from ftw.pinned import MemoryMonitor, resolve_device
@@ -22,13 +20,13 @@ from ftw.verdict import judge, plan_placement
 if TYPE_CHECKING:
     import os
 
+    import torch
     from torch.distributed import ProcessGroup
 
     from ftw.checkpoint import Checkpoint
 
 
 _log = logging.getLogger("ftw")
-SHARES: tuple[str | None, ...] = (None, "node")
 
 
 def load(
@@ -95,68 +93,45 @@ def load(
     where = resolve_device(device)
     with contextlib.ExitStack() as stack:
         with all_or_none(group, where, str(source)):
-            if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-                raise ValueError(f"dtype is {dtype!r}, a floating-point dtype of torch or None is needed")
-            if share not in SHARES:
-                raise ValueError(f"share is {share!r}, allowed are 'node' and None")
-            _check_cut(embed, share, has_group=group is not None, has_range=vocab_range is not None)
-            options = HostOptions(
-                is_shared=share == "node",
+            options = LoadOptions(
+                embed=embed,
+                device=where,
+                dtype=dtype,
+                share=share,
                 is_dummy=dummy,
                 max_pinned_bytes=parse_nbytes("max_pinned_bytes", max_pinned_bytes),
                 huge_pages=huge_pages,
-                num_threads=parse_num_threads(num_threads),
+                num_threads=num_threads,
                 group=group,
                 vocab_range=vocab_range,
                 hot_bytes=parse_nbytes("hot_bytes", hot_bytes),
                 scale=scale,
             )
-            asked = "hot_bytes" if options.hot_bytes else "share" if options.is_shared else ""
-            if asked and embed == "gpu":
-                raise ValueError(f"{asked}: embed='gpu' has no table in host memory, 'host' or 'auto' is needed")
-            headers_only = options.is_dummy
-            checkpoint = open_checkpoint(source, headers_only=headers_only, decode_df11=decode_df11)
-            model = _load(stack.enter_context(checkpoint), embed, where, dtype, options, stack)
+            checkpoint = stack.enter_context(open_checkpoint(source, headers_only=dummy, decode_df11=decode_df11))
+            model = load_opened(checkpoint, options, stack)
         stack.pop_all()
     return model
 
 
-def _load(
-    checkpoint: Checkpoint,
-    embed: str,
-    device: torch.device,
-    dtype: torch.dtype | None,
-    options: HostOptions,
-    stack: contextlib.ExitStack,
-) -> LoadedModel:
-    """Load an opened checkpoint; `stack` gives back what that took."""
+def load_opened(checkpoint: Checkpoint, options: LoadOptions, undo: contextlib.ExitStack) -> LoadedModel:
+    """Load a checkpoint that is open, and that the model closes; `undo` gives back what else was taken.
+
+    Errors are those of `load`.
+    """
+    source = printable(checkpoint.source)
     verdict = judge(checkpoint)
     for warning in verdict.warnings:
-        _log.warning("%s: %s", printable(checkpoint.source), printable(warning))
+        _log.warning("%s: %s", source, printable(warning))
     if options.vocab_range is not None:
         check_vocab_range(verdict.token_embedding, options.vocab_range)
-    placement = plan_placement(verdict, embed, checkpoint.source)
-    if embed == "auto" and placement.placement == "gpu":
-        _log.warning(
-            "%s: the token embedding stays on the GPU: %s", printable(checkpoint.source), printable(placement.reason)
-        )
-    with MemoryMonitor(device) as watch:
-        tables = load_host_tables(checkpoint, placement.host_tables, device, dtype, options)
+    placement = plan_placement(verdict, options.embed, checkpoint.source)
+    if options.embed == "auto" and placement.placement == "gpu":
+        _log.warning("%s: the token embedding stays on the GPU: %s", source, printable(placement.reason))
+    with MemoryMonitor(options.device) as monitor:
+        tables = load_host_tables(checkpoint, placement.host_tables, options)
         for table in tables.values():
-            stack.callback(table.close)
-        is_gpu = device.type == "cuda"
+            undo.callback(table.close)
+        is_gpu = options.device.type == "cuda"
         nbytes = {name: table.pinned_nbytes if is_gpu else table.table.nbytes for name, table in tables.items()}
-        report = watch.report(placement.placement, placement.reason, nbytes)
-    return LoadedModel(checkpoint, verdict, device, dtype, tables, report, options)
-
-
-def _check_cut(embed: str, share: str | None, *, has_group: bool, has_range: bool) -> None:
-    """Check what cutting tables by their rows goes with."""
-    if has_group and has_range:
-        raise ValueError("tp chooses each rank's rows itself, so vocab_range has to be None; give one of the two")
-    asked = "tp" if has_group else "vocab_range" if has_range else ""
-    if asked and share == "node":
-        why = "with share='node' each process of the host looks up all rows itself, and no collective is needed"
-        raise ValueError(f"{asked} cuts tables, share='node' does not: {why}; give one of the two")
-    if asked and embed == "gpu":
-        raise ValueError(f"{asked} cuts tables in host memory, embed='gpu' has none; 'host' or 'auto' is needed")
+        report = monitor.report(placement.placement, placement.reason, nbytes)
+    return LoadedModel(checkpoint, verdict, tables, report, options)

@@ -4,11 +4,12 @@ Imports: `ftw.kernels`, `ftw.pinned`.
 """
 
 from ftw.lookup.embedding import HostEmbedding
-from ftw.lookup.hot_rows import count_slots
+from ftw.lookup.row_options import RowOptions, make_embedding
 from ftw.lookup.sharded_embedding import ShardedEmbedding
 
 __all__ = [
     "HostEmbedding",
+    "RowOptions",
     "ShardedEmbedding",
-    "count_slots",
+    "make_embedding",
 ]

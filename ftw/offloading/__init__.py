@@ -3,19 +3,20 @@
 Imports: `ftw.lookup`, `ftw.kernels`, `ftw.pinned`, `ftw.host`, names from `ftw.checkpoint`.
 """
 
-from ftw.offloading import offloader
 from ftw.offloading.model_tables import ModelTable, OffloadedModel, find_model_tables, offload_tables, replace_module
-from ftw.offloading.offloader import copy_to_host
+from ftw.offloading.offloader import check_room, copy_to_host, plan_offload, run_offload
 from ftw.offloading.table_modules import find_table, is_table_module
 
 __all__ = [
     "ModelTable",
     "OffloadedModel",
+    "check_room",
     "copy_to_host",
     "find_model_tables",
     "find_table",
     "is_table_module",
     "offload_tables",
-    "offloader",
+    "plan_offload",
     "replace_module",
+    "run_offload",
 ]

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
-from ftw.checkpoint import TOKEN_EMBEDDING, StoredModule, find_other_tables, find_token_embeddings, is_position_like
+from ftw.checkpoint import (
+    MOVED_ROLES,
+    TOKEN_EMBEDDING,
+    StoredModule,
+    find_other_tables,
+    find_token_embeddings,
+    is_position_like,
+)
 from ftw.errors import NotEligibleError, printable
-from ftw.lookup import HostEmbedding, count_slots
+from ftw.lookup import HostEmbedding, RowOptions
 from ftw.offloading.offloader import check_room, plan_offload, run_offload
 from ftw.offloading.table_modules import find_table, is_table_module
 from ftw.sizes import format_size
@@ -25,14 +30,14 @@ from ftw.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import torch
     from torch import nn
 
     from ftw.offloading.offloader import OffloadPlan
 
     # Makes what takes a module's place of what looks its rows up; the last argument is the size of the hot rows.
-    Wrap = Callable[["ModelTable", HostEmbedding, int | str | None], HostEmbedding]
+    Wrap = Callable[["ModelTable", HostEmbedding, int | None], HostEmbedding]
 
-_STAYING_ROLES = frozenset({"position_embedding", "token_type_embedding"})
 _MIN_NBYTES = 1 << 20  # of a table whose name tells nothing
 
 
@@ -84,7 +89,7 @@ def offload_tables(
     *,
     device: torch.device | str | None,
     max_pinned_bytes: int | None,
-    hot_bytes: int | str | None,
+    hot_bytes: int | None,
     strict: bool,
     is_scaled: Callable[[nn.Module], bool] | None = None,
     wrap: Wrap | None = None,
@@ -107,10 +112,8 @@ def offload_tables(
     Raises:
         NotEligibleError: A table may not move, or there is none.
         PinError: They don't fit into host memory or the limit, or the driver refused.
-        LookupArgumentError: `hot_bytes` is no size.
     """
-    count_slots("offload", torch.empty(0, 1), None, hot_bytes)  # before the first table moves
-    moves: dict[str, OffloadPlan] = {}
+    plans: dict[str, OffloadPlan] = {}
     left = _tables_on_host(model)
     for table in tables:
         reason = _why_staying(table, is_scaled)
@@ -119,24 +122,22 @@ def offload_tables(
             continue
         hot = hot_bytes if wrap is None and table.role == TOKEN_EMBEDDING else None
         try:
-            own = {"hot_bytes": hot}
-            move = plan_offload(
-                table.module, parameter=_parameter_of(table, is_scaled), name=None, device=device, own=own
-            )
-            _check_is_whole(table, move)
-            moves[table.path] = move
+            parameter = _parameter_of(table, is_scaled)
+            plan = plan_offload(table.module, RowOptions(hot_bytes=hot), parameter=parameter, device=device)
+            _check_is_whole(table, plan)
+            plans[table.path] = plan
         except NotEligibleError as error:
             if strict:
                 raise
             left[table.path] = str(error)
-    if not moves and strict:
+    if not plans and strict:
         raise NotEligibleError(_no_table(model, left))
-    check_room(moves.values(), max_pinned_bytes)
+    check_room(plans.values(), max_pinned_bytes)
     moved: dict[str, HostEmbedding] = {}
     for table in tables:
-        if table.path in moves:
+        if table.path in plans:
             hot = hot_bytes if table.role == TOKEN_EMBEDDING else None
-            embedding = run_offload(moves[table.path], wrap and partial(_wrap, wrap, table, hot))
+            embedding = run_offload(plans[table.path], wrap and partial(_wrap, wrap, table, hot))
             replace_module(model, table.path, embedding)
             moved[table.path] = embedding
     return OffloadedModel(moved, left)
@@ -149,7 +150,7 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), name, module)
 
 
-def _wrap(wrap: Wrap, table: ModelTable, hot: int | str | None, host: HostEmbedding) -> HostEmbedding:
+def _wrap(wrap: Wrap, table: ModelTable, hot: int | None, host: HostEmbedding) -> HostEmbedding:
     return wrap(table, host, hot)
 
 
@@ -159,14 +160,14 @@ def _tables_on_host(model: nn.Module) -> dict[str, str]:
     return {path: f"{printable(path)}: table: has been offloaded already" for path in paths}
 
 
-def _check_is_whole(table: ModelTable, move: OffloadPlan) -> None:
+def _check_is_whole(table: ModelTable, plan: OffloadPlan) -> None:
     """Check that no ranks have to sum what a lookup returns, as nobody would in the module's place."""
     num_ids = getattr(table.module, "org_vocab_size", None)
-    if move.table.vocab_range not in (None, (0, num_ids)):
-        start, length = move.table.vocab_range or (0, 0)
+    if plan.options.vocab_range not in (None, (0, num_ids)):
+        start, length = plan.options.vocab_range or (0, 0)
         problem = f"holds the ids {start} to {start + length - 1} of {num_ids}, and its forward sums over the ranks"
         raise NotEligibleError(
-            f"{printable(move.name)}: module: {problem}; offload the module itself, and sum yourself"
+            f"{printable(plan.name)}: module: {problem}; offload the module itself, and sum yourself"
         )
 
 
@@ -178,11 +179,11 @@ def _other_role(path: str) -> str:
 
 def _why_staying(table: ModelTable, is_scaled: Callable[[nn.Module], bool] | None) -> str:
     """Return why a table should not move at all; empty where it should, if it may."""
-    if table.role in _STAYING_ROLES:
-        return f"{printable(table.path)}: table: is a {table.role.replace('_', ' ')}, which is read at every step"
-    if table.role:
-        return ""
     subject = printable(table.path)
+    if table.role in MOVED_ROLES:
+        return ""
+    if table.role:
+        return f"{subject}: table: is a {table.role.replace('_', ' ')}, which is read at every step"
     if is_position_like(table.path):
         return f"{subject}: table: is by its name one of positions, kinds or codes, which is read at every step"
     try:

@@ -1,4 +1,4 @@
-"""offload: a table that is on the GPU already goes to pinned host memory, and its VRAM back to the driver.
+"""Offloading of one table: it is on the GPU already, and goes to pinned host memory, and its VRAM back to the driver.
 
 The copy engine writes straight into the memory where the table stays, 64 MiB at a time. Until the last step nothing has
 changed; that step gives the tensor its host copy (`tensor.data`), and makes sure that the old memory is gone.
@@ -18,16 +18,13 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ftw.errors import NotEligibleError, printable
-from ftw.host import PAGE_NBYTES, read_host_limits
-from ftw.kernels import prepare
-from ftw.lookup import HostEmbedding
+from ftw.lookup import HostEmbedding, RowOptions, make_embedding
 from ftw.offloading.table_modules import Table, check_table, find_table, table_name
 from ftw.offloading.tensor_holders import find_holder, place_of
-from ftw.pinned import MemoryMonitor, PinnedBuffer, check_pin_budget, count_pinned_bytes, resolve_device
-from ftw.sizes import align_up, parse_nbytes
+from ftw.pinned import MemoryMonitor, PinnedBuffer, check_pin_budget, resolve_device, tensor_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
 _CHUNK_NBYTES = 64 << 20
 _HELD_UNSEEN = (
@@ -36,47 +33,24 @@ _HELD_UNSEEN = (
 )
 
 
-def offload(
-    target: nn.Module | torch.Tensor,
-    *,
-    parameter: str | None = None,
-    name: str | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    ggml_type: str | None = None,
-    max_pinned_bytes: int | str | None = None,
-    hot_bytes: int | str | None = None,
-    scale: float | None = None,
-) -> HostEmbedding:
-    """Move one table from the GPU to pinned host memory, and return the module that looks its rows up from there.
-
-    Arguments and errors are those of `ftw.offload`, of which this is the part that moves a table.
-    """
-    limit = parse_nbytes("max_pinned_bytes", max_pinned_bytes)
-    own = {"dtype": dtype, "ggml_type": ggml_type, "hot_bytes": hot_bytes, "scale": scale}
-    move = plan_offload(target, parameter=parameter, name=name, device=device, own=own)
-    check_room([move], limit)
-    return run_offload(move)
-
-
 class OffloadPlan(NamedTuple):
-    """A table that may go to host memory: `name` is the table's, `own` are options of its `HostEmbedding`."""
+    """A table that may go to host memory: its name, whose kernels will read it, and how."""
 
-    table: Table
-    reader: torch.device
+    tensor: torch.Tensor
     name: str
-    own: Mapping[str, Any]
+    reader: torch.device
+    options: RowOptions
 
 
 def plan_offload(
     target: nn.Module | torch.Tensor,
+    options: RowOptions,
     *,
-    parameter: str | None,
-    name: str | None,
-    device: torch.device | str | None,
-    own: Mapping[str, Any],
+    parameter: str | None = None,
+    name: str | None = None,
+    device: torch.device | str | None = None,
 ) -> OffloadPlan:
-    """Check that a table may go to host memory; the arguments are those of `offload`.
+    """Check that a table may go to host memory; the arguments are those of `ftw.offload`.
 
     Raises:
         NotEligibleError: It may not.
@@ -87,42 +61,35 @@ def plan_offload(
     if name is None:
         name = "table" if owner is None else place_of(owner, table_name(parameter)).path
     subject = printable(name)
-    table = _find(target, parameter, subject)
-    tensor = table.tensor
-    check_table(tensor, subject, own.get("ggml_type"))
+    tensor, vocab_range, dtype = _find(target, parameter, subject)
+    check_table(tensor, subject, options.ggml_type)
     reader = tensor.device if device is None and tensor.is_cuda else resolve_device(device)
     _check_not_capturing(subject, tensor.device, reader)
     _check_is_sole(tensor, owner, subject)
-    return OffloadPlan(table, reader, name, {**own, "dtype": own.get("dtype") or table.dtype})
+    return OffloadPlan(tensor, name, reader, options._replace(vocab_range=vocab_range, dtype=options.dtype or dtype))
 
 
-def check_room(moves: Iterable[OffloadPlan], max_pinned_bytes: int | None) -> None:
+def check_room(plans: Iterable[OffloadPlan], max_pinned_bytes: int | None) -> None:
     """Check that host memory takes all of these tables.
 
     Raises:
         PinError: It does not, or they are more than `max_pinned_bytes` allows.
     """
-    check_pin_budget(
-        {move.name: align_up(move.table.tensor.nbytes, PAGE_NBYTES) for move in moves},
-        pinned_nbytes=count_pinned_bytes(),
-        max_pinned_bytes=max_pinned_bytes,
-        limits=read_host_limits(),
-        source="offload",
-    )
+    check_pin_budget({plan.name: plan.tensor.nbytes for plan in plans}, "offload", max_pinned_bytes)
 
 
-def run_offload(move: OffloadPlan, wrap: Callable[[HostEmbedding], HostEmbedding] | None = None) -> HostEmbedding:
+def run_offload(plan: OffloadPlan, wrap: Callable[[HostEmbedding], HostEmbedding] | None = None) -> HostEmbedding:
     """Move a table, and return the module that looks its rows up; whatever fails leaves all as it was.
 
     `wrap` makes the module that is returned of the one that owns the memory, before the table moves.
     """
-    source, nbytes = move.table.tensor.device, move.table.tensor.nbytes
+    source, nbytes = plan.tensor.device, plan.tensor.nbytes
     _empty_cache(source)  # so that what is measured is the table alone
-    with MemoryMonitor(source) as watch:
-        embedding = _move(move, wrap)
+    with MemoryMonitor(source) as monitor:
+        embedding = _move(plan, wrap)
         _empty_cache(source)
-        pinned = embedding.pinned_nbytes if move.reader.type == "cuda" else nbytes
-        embedding.memory = watch.report("host", "offloaded", {move.name: pinned})
+        pinned = embedding.pinned_nbytes if plan.reader.type == "cuda" else nbytes
+        embedding.memory = monitor.report("host", "offloaded", {plan.name: pinned})
     return embedding
 
 
@@ -179,31 +146,21 @@ def _count_uses(tensor: Any) -> int:
     return int(tensor._use_count())
 
 
-def _move(move: OffloadPlan, wrap: Callable[[HostEmbedding], HostEmbedding] | None) -> HostEmbedding:
+def _move(plan: OffloadPlan, wrap: Callable[[HostEmbedding], HostEmbedding] | None) -> HostEmbedding:
     """Copy a table to host memory, then let go of the original."""
-    table, reader, name, own = move
-    tensor = table.tensor
+    tensor, name, reader, options = plan
     with contextlib.ExitStack() as stack:
         buffer = PinnedBuffer(tensor.nbytes, name=name, device=reader)
         stack.callback(buffer.close)
-        rows = _rows_in(buffer, tensor)
-        embedding = HostEmbedding(rows, name=name, buffer=buffer, vocab_range=table.vocab_range, device=reader, **own)
+        rows = tensor_over(buffer.view(), tensor.dtype, tensor.shape)
+        embedding = make_embedding(rows, name, reader, options, buffer)
         if wrap is not None:
             embedding = wrap(embedding)
-        if embedding.ggml_type is not None:
-            prepare(embedding.ggml_type, reader)
         buffer.pin(reader)
         copy_to_host(tensor, rows)
         _switch(tensor, rows, printable(name))
         stack.pop_all()
     return embedding
-
-
-def _rows_in(buffer: PinnedBuffer, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the buffer, which it keeps alive, of the same type and shape."""
-    if not tensor.nbytes:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
-    return torch.frombuffer(buffer.view(), dtype=torch.uint8).view(tensor.dtype).reshape(tensor.shape)
 
 
 def _switch(tensor: torch.Tensor, rows: torch.Tensor, subject: str) -> None:

@@ -39,7 +39,7 @@ def table_name(parameter: str | None) -> str:
 
 
 def is_table_module(module: nn.Module) -> bool:
-    """Tell whether a module is of a kind that holds a lookup table as its weight, whatever else it may do."""
+    """Return whether a module is of a kind that holds a lookup table as its weight, whatever else it may do."""
     return isinstance(module, nn.Embedding) or _is_vocab_parallel(module)
 
 
@@ -97,7 +97,7 @@ def _check_is_plain_lookup(module: nn.Module, subject: str) -> None:
 
 
 def _is_vocab_parallel(module: nn.Module) -> bool:
-    """Tell vLLM's and SGLang's class by its name, since neither is imported here; its LM head is a subclass of it."""
+    """Recognise vLLM's and SGLang's class by its name, as neither is imported; its LM head is a subclass of it."""
     return type(module).__name__ == "VocabParallelEmbedding" and hasattr(module, "shard_indices")
 
 

@@ -152,7 +152,7 @@ def _tensors_in(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _leads_to(value: object, module: nn.Module) -> bool:
-    """Tell whether a value is a module or a method of it."""
+    """Return whether a value is a module or a method of it."""
     return value is module or (type(value) is MethodType and value.__self__ is module)
 
 

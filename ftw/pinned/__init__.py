@@ -4,7 +4,7 @@ Imports: `ftw.host`. The first room with torch.
 """
 
 from ftw.pinned.budget import check_pin_budget
-from ftw.pinned.buffer import PinnedBuffer, count_pinned_bytes
+from ftw.pinned.buffer import PinnedBuffer, tensor_over
 from ftw.pinned.devices import resolve_device
 from ftw.pinned.driver import load_driver
 from ftw.pinned.memory_report import MemoryMonitor, MemoryReport, MemorySnapshot, snapshot
@@ -15,8 +15,8 @@ __all__ = [
     "MemorySnapshot",
     "PinnedBuffer",
     "check_pin_budget",
-    "count_pinned_bytes",
     "load_driver",
     "resolve_device",
     "snapshot",
+    "tensor_over",
 ]

@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftw.errors import PinError, printable
-from ftw.sizes import format_size
+from ftw.host import PAGE_NBYTES, read_host_limits
+from ftw.pinned.buffer import count_pinned_bytes
+from ftw.sizes import align_up, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,24 +27,34 @@ _WAY_OUT = "tables may stay on the GPU (embed 'gpu', or no offload)"
 
 
 def check_pin_budget(
-    tables: Mapping[str, int], *, pinned_nbytes: int, max_pinned_bytes: int | None, limits: HostLimits, source: str
+    tables: Mapping[str, int],
+    source: str,
+    max_pinned_bytes: int | None,
+    *,
+    limits: HostLimits | None = None,
+    pinned_nbytes: int | None = None,
 ) -> None:
     """Refuse tables that host memory cannot take.
 
     Args:
-        tables: Bytes to allocate and page-lock, whole pages, by the name of the table.
-        pinned_nbytes: Bytes that the process has page-locked already, for whatever use.
-        max_pinned_bytes: Bytes that tables may bring that to; None for what is free.
-        limits: What bounds the process's host memory.
+        tables: Bytes of each table, by its name; they are page-locked by the page.
         source: What the tables are of, for messages: the name of a checkpoint.
+        max_pinned_bytes: Bytes that tables may bring the process to; None for what is free.
+        limits: What bounds the process's host memory; None to read that now.
+        pinned_nbytes: Bytes that the process has page-locked already; None to count them now.
 
     Raises:
         PinError: The tables are too large; the message says by how much, for what, and what to do.
     """
-    asked = sum(tables.values())
-    problem = _find_problem(asked, pinned_nbytes, max_pinned_bytes, limits) if asked else ""
+    pages = {name: align_up(nbytes, PAGE_NBYTES) for name, nbytes in tables.items()}
+    asked = sum(pages.values())
+    if not asked:
+        return
+    limits = read_host_limits() if limits is None else limits
+    pinned_nbytes = count_pinned_bytes() if pinned_nbytes is None else pinned_nbytes
+    problem = _find_problem(asked, pinned_nbytes, max_pinned_bytes, limits)
     if problem:
-        raise PinError(f"{printable(source)}: {_name_tables(tables)}: {format_size(asked)} to page-lock{problem}")
+        raise PinError(f"{printable(source)}: {_name_tables(pages)}: {format_size(asked)} to page-lock{problem}")
 
 
 def _find_problem(asked: int, pinned_nbytes: int, max_pinned_bytes: int | None, limits: HostLimits) -> str:

@@ -165,6 +165,13 @@ class PinnedBuffer:
         self.close()
 
 
+def tensor_over(view: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor over the bytes of `view`, which it keeps alive."""
+    if not len(view):
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(view, dtype=torch.uint8).view(dtype).reshape(shape)
+
+
 def count_pinned_bytes() -> int:
     """Return the bytes that this process has page-locked: its `PinnedBuffer`s, and what torch holds."""
     if not torch.cuda.is_initialized():
@@ -180,7 +187,7 @@ def _map(name: str, nbytes: int, huge_pages: bool, numa_node: int | None) -> Hos
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
-        problem = f"{nbytes} bytes are not to be had: {error.strerror}; {read_host_limits().describe()}; {_ADVICE}"
+        problem = f"could not allocate {nbytes} bytes: {error.strerror}; {read_host_limits().describe()}; {_ADVICE}"
         raise PinError(f"{printable(name)}: host memory: {problem}") from error
 
 

@@ -4,12 +4,11 @@ Imports: `ftw.checkpoint`. No torch.
 """
 
 from ftw.verdict.gain import Budget, BudgetSide
-from ftw.verdict.placement import MOVED_ROLES, Embed, Placement, plan_placement, refusal
+from ftw.verdict.placement import Embed, Placement, plan_placement, refusal
 from ftw.verdict.report import Report, inspect
 from ftw.verdict.verdict import TableVerdict, Verdict, judge
 
 __all__ = [
-    "MOVED_ROLES",
     "Budget",
     "BudgetSide",
     "Embed",

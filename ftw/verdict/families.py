@@ -135,12 +135,12 @@ _WITH_HEAD = re.compile(
 
 
 def is_known(model_type: str | None) -> bool:
-    """Tell whether the installed knowledge covers a model type."""
+    """Return whether the installed knowledge covers a model type."""
     return model_type in TIED_BY_DEFAULT or model_type in UNTIED_BY_DEFAULT or model_type in WITHOUT_FLAG
 
 
 def is_headless(architecture: str | None, model_type: str | None) -> bool:
-    """Tell whether a class surely has no LM head.
+    """Return whether a class surely has no LM head.
 
     Classifiers and encoders have none under any name; a bare "…Model" is trusted only in a family that is known, since
     remote code names whole chat models so.

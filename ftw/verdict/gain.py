@@ -89,28 +89,23 @@ class Budget:
     after: BudgetSide
 
 
-def find_gain(checkpoint: Checkpoint, verdict: Verdict) -> Gain:
+def find_gain(config: ModelConfig, verdict: Verdict, experts: Experts) -> Gain:
     """Return what leaving the GPU frees."""
-    vram = sum(table.nbytes for table in moving_tables(verdict))
-    slot = find_experts(checkpoint.tensors.values(), checkpoint.config.num_experts).slot_bytes
-    token = kv_bytes_per_token(checkpoint.config)
+    vram, slot, token = _moving_nbytes(verdict), experts.slot_bytes, kv_bytes_per_token(config)
     return Gain(vram, slot, _how_many(vram, slot), token, _how_many(vram, token))
 
 
-def plan_budget(checkpoint: Checkpoint, verdict: Verdict, vram_bytes: int) -> Budget:
+def plan_budget(checkpoint: Checkpoint, verdict: Verdict, experts: Experts, vram_bytes: int) -> Budget:
     """Return how `vram_bytes` are spent before and after the tables that move have left."""
-    experts = find_experts(checkpoint.tensors.values(), checkpoint.config.num_experts)
-    tables = sum(table.nbytes for table in moving_tables(verdict))
-    token = kv_bytes_per_token(checkpoint.config)
+    tables, token = _moving_nbytes(verdict), kv_bytes_per_token(checkpoint.config)
     weights = checkpoint.nbytes - tables - experts.nbytes
     num_experts = experts.nbytes // experts.slot_bytes if experts.slot_bytes else 0
 
     def share(table_bytes: int) -> BudgetSide:
         left = vram_bytes - weights - table_bytes
         slots = _how_many(left, experts.slot_bytes)
-        return BudgetSide(
-            table_bytes, left, slots if slots is None else min(slots, num_experts), _how_many(left, token)
-        )
+        slots = slots if slots is None else min(slots, num_experts)
+        return BudgetSide(table_bytes, left, slots, _how_many(left, token))
 
     return Budget(vram_bytes, weights, experts.nbytes, share(tables), share(0))
 
@@ -163,6 +158,10 @@ def _one_expert(name: str) -> str:
     if not (dot and part and number.isdecimal()) or bank.rpartition(".")[2].startswith("shared"):
         return ""
     return name[: len(name) - len(part)]
+
+
+def _moving_nbytes(verdict: Verdict) -> int:
+    return sum(table.nbytes for table in moving_tables(verdict))
 
 
 def _how_many(nbytes: int, each: int | None) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from ftw.checkpoint import MOVED_ROLES
 from ftw.errors import NotEligibleError, printable
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
 
 Embed = Literal["host", "gpu", "auto"]
 EMBED_CHOICES: tuple[str, ...] = get_args(Embed)
-# Position and token-type tables stay: a few MiB at most, and read at every step.
-MOVED_ROLES = frozenset({"token_embedding", "per_layer_embedding", "ngram_embedding"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Report: what `ftw inspect` tells of a checkpoint, and what its user gains when the eligible tables leave the GPU."""
+"""Report: what `ftw inspect` says about a checkpoint, and what is gained when the eligible tables leave the GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint import Checkpoint, open_checkpoint
-from ftw.verdict.gain import Budget, Gain, find_gain, plan_budget
+from ftw.verdict.gain import Budget, Gain, find_experts, find_gain, plan_budget
 from ftw.verdict.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ _GAIN_KEYS = ("vram_bytes", "expert_slot_bytes", "expert_slots", "kv_bytes_per_t
 def inspect(
     source: str | os.PathLike[str] | Checkpoint, *, vram_bytes: int | None = None, decode_df11: bool = False
 ) -> Report:
-    """Tell what a checkpoint is and whether its lookup tables may leave the GPU.
+    """Say what a checkpoint is and whether its lookup tables may leave the GPU.
 
     Reads headers, and bytes only where a stored LM head may be a copy of the table.
 
     Args:
         source: A path, a hub id, or an opened checkpoint.
-        vram_bytes: The VRAM of a GPU, of which `budget` then tells how it is spent.
+        vram_bytes: The VRAM of a GPU, `budget` then says how it is spent.
         decode_df11: Take lookup tables that are stored as DF11 for the plain bf16 ones that they decode to. An opened
             checkpoint is taken as it was opened.
 
@@ -92,6 +92,7 @@ def _inspect(checkpoint: Checkpoint, vram_bytes: int | None) -> Report:
     for tensor in checkpoint.tensors.values():
         dtypes[tensor.ggml_type or tensor.dtype] += tensor.nbytes
     verdict = judge(checkpoint)
+    experts = find_experts(checkpoint.tensors.values(), checkpoint.config.num_experts)
     return Report(
         format=checkpoint.format,
         source=checkpoint.source,
@@ -100,8 +101,8 @@ def _inspect(checkpoint: Checkpoint, vram_bytes: int | None) -> Report:
         nbytes=checkpoint.nbytes,
         dtypes=dict(dtypes.most_common()),
         verdict=verdict,
-        gain=find_gain(checkpoint, verdict),
-        budget=None if vram_bytes is None else plan_budget(checkpoint, verdict, vram_bytes),
+        gain=find_gain(checkpoint.config, verdict, experts),
+        budget=None if vram_bytes is None else plan_budget(checkpoint, verdict, experts, vram_bytes),
         left_out=checkpoint.left_out,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftw.checkpoint import first_count, name_scheme
+from ftw.checkpoint import TOKEN_EMBEDDING, name_scheme
 from ftw.checkpoint.df11 import DECODED_ROLES
 from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES
 from ftw.verdict.packing import Packing, UnknownPackingError, find_packing
@@ -44,7 +44,7 @@ def find_rows(checkpoint: Checkpoint, module: StoredModule, role: str) -> Rows:
     except UnknownPackingError as error:
         return Rows(tuple(weights), "unsupported_encoding", str(error))
     problem = _problem_of_values(weights, packing, checkpoint.config)
-    if not problem and role == "token_embedding":
+    if not problem and role == TOKEN_EMBEDDING:
         problem = _problem_of_width(weights[0], packing, checkpoint.config)
     if problem:
         return Rows(tuple(weights), "unsupported_encoding", problem)
@@ -146,8 +146,6 @@ def _missing_shard(module: StoredModule, config: ModelConfig) -> str:
     numbers = [int("".join(filter(str.isdigit, suffix))) for suffix in module.shards]
     if not numbers:
         return ""
-    text = config.raw.get("text_config")
-    parts = (text if isinstance(text, dict) else {}, config.raw)
-    count = max(first_count(parts, ("split_ngram_parts",)) or 0, len(numbers))
+    count = max(config.count("split_ngram_parts") or 0, len(numbers))
     missing = next((place for place in range(count) if numbers[place : place + 1] != [place]), None)
     return "" if missing is None else f"its shard {missing} is missing"

@@ -29,7 +29,7 @@ class TensorEquality:
         self._compared: set[str] = set()
 
     def is_equal(self, name: str, other_name: str) -> bool:
-        """Tell whether two tensors have the same type, shape and bytes.
+        """Return whether two tensors have the same type, shape and bytes.
 
         Of large tensors on the hub, only the first 64 KiB and 16 samples of as much are compared: two weights of a
         model that are not copies differ there.

@@ -102,7 +102,7 @@ def judge_tie(
 
 
 def is_read_whole(config: ModelConfig, table: StoredModule) -> bool:
-    """Tell whether a model computes with a whole table besides looking rows up in it."""
+    """Return whether a model computes with a whole table besides looking rows up in it."""
     if config.model_type == "ibert":  # quantised, it takes the least and the greatest of all elements first
         return config.raw.get("quant_mode") is True
     return config.model_type in families.DECODER_TABLE_READ_WHOLE and "decoder" in table.path.split(".")
@@ -166,7 +166,7 @@ def _judge_without_head(config: ModelConfig, claim: TieClaim) -> Tie:
 def _is_encoders_alone(
     checkpoint: Checkpoint, table: StoredModule, tables: list[StoredModule], claim: TieClaim, equality: TensorEquality
 ) -> bool:
-    """Tell whether a table is the encoder's alone, in a family whose LM head shares the decoder's at most."""
+    """Return whether a table is the encoder's alone, in a family whose LM head shares the decoder's at most."""
     config = checkpoint.config
     if config.model_type not in families.ENCODER_TABLE_FREE or "encoder" not in table.path.split("."):
         return False
@@ -177,7 +177,7 @@ def _is_encoders_alone(
 
 
 def _could_be_shared(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:
-    """Tell whether a release shares two stored weights; where 5 never ties, another shape makes 4 refuse the file."""
+    """Return whether a release shares two stored weights; where 5 never ties, another shape makes 4 refuse the file."""
     if checkpoint.config.model_type not in families.FLAG_WITHOUT_EFFECT:
         return True
     rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
@@ -223,7 +223,7 @@ def _least_share(config: ModelConfig, claim: TieClaim, head: StoredModule) -> in
 
 
 def _maps_to_tokens(checkpoint: Checkpoint, table: StoredModule, head: StoredModule, share: int = 2) -> bool:
-    """Tell whether a head can map to tokens: it has a row for one in `share` of the table's, or is packed."""
+    """Return whether a head can map to tokens: it has a row for one in `share` of the table's, or is packed."""
     rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
     if rows is None or outputs is None or len(rows.shape) != 2 or len(table.tensors) > 1 or len(head.tensors) > 1:
         return True

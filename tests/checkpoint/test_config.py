@@ -75,6 +75,12 @@ def test_language_model_two_levels_deep_is_found() -> None:
     assert (config.text_model_type, config.vocab_size, config.text_tie_flag) == ("qwen2_5_omni_text", 7, False)
 
 
+def test_count_is_the_innermost_parts() -> None:
+    config = parse(a=1, b=2, c=3, thinker_config={"a": 4, "b": 5, "text_config": {"a": 6, "b": -6}})
+    assert [config.count(name) for name in "abcd"] == [6, 5, 3, None]
+    assert config.count("d", "c") == 3
+
+
 @pytest.mark.parametrize("part", [[], "llama", 7, None, {}], ids=str)
 def test_language_model_of_a_wrong_type_is_ignored(part: Any) -> None:
     config = parse(model_type="llava", vocab_size=9, text_config=part)

@@ -321,10 +321,18 @@ def test_shape_comes_from_the_configuration(tmp_path: Path, name: str) -> None:
         assert checkpoint.tensors[TABLE].shape == shape
 
 
-def test_per_layer_table_has_a_slice_for_each_layer(tmp_path: Path) -> None:
+PER_LAYER = {"vocab_size_per_layer_input": 600, "hidden_size_per_layer_input": 36, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [PER_LAYER, {"text_config": PER_LAYER}, {"llm_config": PER_LAYER}, {"thinker_config": {"text_config": PER_LAYER}}],
+    ids=["top", "text", "llm", "thinker"],
+)
+def test_per_layer_table_has_a_slice_for_each_layer(tmp_path: Path, config: dict[str, Any]) -> None:
     parts, _ = read_fixture("normal")
     name = "model.embed_tokens_per_layer"
-    config = llama_config(vocab_size_per_layer_input=600, hidden_size_per_layer_input=36, num_hidden_layers=2)
+    config = llama_config(**config)
     tensors = {**under(name, parts), TABLE: torch.ones(64, 8).bfloat16(), "lm_head.weight": torch.zeros(64, 8)}
     report = ftw.inspect(write_checkpoint(tmp_path, tensors, config), decode_df11=True)
     table = report.verdict.tables[1]

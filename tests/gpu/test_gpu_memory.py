@@ -18,7 +18,7 @@ from leaks import descriptors
 import ftw
 from ftw.host.memory import HostMemory
 from ftw.kernels.lookup import lookup
-from ftw.pinned import PinnedBuffer, count_pinned_bytes
+from ftw.pinned.buffer import PinnedBuffer, count_pinned_bytes
 
 pytestmark = pytest.mark.gpu
 

@@ -311,7 +311,7 @@ def test_host_memory_is_as_asked_for(qwen3: Saved, how: dict[str, Any]) -> None:
 
 
 def test_limit_is_checked_before_anything_is_read(qwen3: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    for reader in ("ftw.checkpoint.checkpoint.Checkpoint.read_many", "ftw.loading.device_copy.FileStage.load"):
+    for reader in ("ftw.checkpoint.checkpoint.Checkpoint.read_many", "ftw.loading.device_copy.DeviceCopy.load"):
         monkeypatch.setattr(reader, lambda *_, **__: pytest.fail("something was read"))
     with pytest.raises(ftw.PinError, match="more than max_pinned_bytes"):
         load(qwen3.folder, max_pinned_bytes=100)
@@ -565,7 +565,7 @@ def test_failure_while_reading_gives_the_tables_back(qwen3: Saved, monkeypatch: 
     def fail(*_: object) -> None:
         raise ftw.CheckpointError("a", "b", "has changed")
 
-    monkeypatch.setattr("ftw.loading.device_copy.FileStage.load", fail)
+    monkeypatch.setattr("ftw.loading.device_copy.DeviceCopy.load", fail)
     with pytest.raises(ftw.CheckpointError, match="a: b: has changed"):
         load(qwen3.folder)
     assert closed == ["model.embed_tokens.weight"]

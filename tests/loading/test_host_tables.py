@@ -24,13 +24,12 @@ from leaks import holdings
 from packed_tables import assert_equal_rows
 
 import ftw
-from ftw import memory, pinned
 from ftw.files import parallel_read as bulk_read
 from ftw.host.limits import HostLimits
 from ftw.host.shared import segment as shared_segment
-from ftw.loading import device_copy as staging
-from ftw.loading import host_tables, loader
+from ftw.loading import device_copy, loader, shared_tables
 from ftw.memory import MemorySnapshot
+from ftw.pinned import budget, buffer, memory_report
 from ftw.pinned import driver as gpu_driver
 
 TABLE = "model.embed_tokens.weight"
@@ -63,12 +62,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
     nothing = MemorySnapshot(0, 0, 0, 0, 0)
     monkeypatch.setattr(loader, "resolve_device", lambda device: GPU)
-    monkeypatch.setattr(memory, "snapshot", lambda device: nothing)
+    monkeypatch.setattr(memory_report, "snapshot", lambda device: nothing)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))  # sampled beside the snapshots
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(pinned, "numa_node_of", lambda device: None)
-    monkeypatch.setattr(pinned, "load_driver", fake.as_driver)
+    monkeypatch.setattr(buffer, "numa_node_of", lambda device: None)
+    monkeypatch.setattr(buffer, "load_driver", fake.as_driver)
     assert gpu_driver.Driver is type(fake.as_driver())
     return fake
 
@@ -77,17 +76,17 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 def nothing_leaks() -> Iterator[None]:
     """Look at what a process has open, mapped and page-locked, and its threads, around each test."""
     gc.collect()
-    before, pinned_nbytes = holdings("/dev/shm"), pinned.count_pinned_bytes()
+    before, pinned_nbytes = holdings("/dev/shm"), buffer.count_pinned_bytes()
     yield
     gc.collect()
     assert holdings("/dev/shm") <= before
-    assert pinned.count_pinned_bytes() <= pinned_nbytes
+    assert buffer.count_pinned_bytes() <= pinned_nbytes
 
 
 def test_pinned_bytes_are_the_table_rounded_up_to_its_page(source: Path, driver: FakeDriver) -> None:
     with ftw.load(source, embed="host") as model:
         assert model.memory.pinned_bytes == {TABLE: 4099 * 2048 // 4096 * 4096 + 4096}
-        assert pinned.count_pinned_bytes() >= model.memory.total_pinned_bytes
+        assert buffer.count_pinned_bytes() >= model.memory.total_pinned_bytes
         assert [call[0] for call in driver.calls] == ["register"]
     assert [call[0] for call in driver.calls] == ["register", "unregister"]
 
@@ -110,7 +109,7 @@ def test_limit_is_checked_before_a_byte_is_read(
 def test_limit_counts_what_is_page_locked_already(
     source: Path, tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = pinned.count_pinned_bytes() + 4099 * 2048 + 4096
+    limit = buffer.count_pinned_bytes() + 4099 * 2048 + 4096
     with ftw.load(source, embed="host", max_pinned_bytes=limit), pytest.raises(ftw.PinError, match="already"):
         ftw.load(source, embed="host", max_pinned_bytes=limit)
     with ftw.load(source, embed="host", max_pinned_bytes=limit) as model:  # it was given back
@@ -125,7 +124,7 @@ def test_limit_counts_what_is_page_locked_already(
 def test_table_that_the_host_has_no_room_for_is_refused(
     source: Path, monkeypatch: pytest.MonkeyPatch, limits: HostLimits
 ) -> None:
-    monkeypatch.setattr(host_tables, "read_host_limits", lambda: limits)
+    monkeypatch.setattr(budget, "read_host_limits", lambda: limits)
     with pytest.raises(ftw.PinError, match=TABLE) as caught:
         ftw.load(source, embed="host", device="cpu")
     assert len(str(caught.value).splitlines()) == 1
@@ -182,7 +181,7 @@ def test_dummy_model_has_types_and_places_of_the_real_one(
     with ftw.load(source, embed=embed, device="cpu") as model:
         real = {name: (tensor.dtype, tensor.shape) for name, tensor in model.weights()}
     # The verdict itself holds the first bytes of table and head against each other.
-    monkeypatch.setattr(staging.FileStage, "load", lambda *arguments: pytest.fail("read tensor data"))
+    monkeypatch.setattr(device_copy.DeviceCopy, "_copy", lambda *arguments: pytest.fail("read tensor data"))
     monkeypatch.setattr(ftw.Checkpoint, "read_many", lambda *arguments, **options: pytest.fail("read tensor data"))
     with ftw.load(source, embed=embed, device="cpu", dummy=True) as model:
         weights = dict(model.weights())
@@ -200,7 +199,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Give segments a folder of their own on /dev/shm, which has to be empty at the end."""
     made = Path(tempfile.mkdtemp(prefix="ftw-test-", dir="/dev/shm"))
     real = shared_segment.open_segment
-    monkeypatch.setattr(host_tables, "open_segment", lambda *args, **options: real(*args, folder=made, **options))
+    monkeypatch.setattr(shared_tables, "open_segment", lambda *args, **options: real(*args, folder=made, **options))
     yield made
     assert list(made.iterdir()) == []
     made.rmdir()
@@ -292,25 +291,25 @@ def test_shared_table_that_the_host_has_no_room_for_is_refused_to_who_fills(
     source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, limits: HostLimits
 ) -> None:
     shared = {"embed": "host", "device": "cpu", "share": "node"}
-    monkeypatch.setattr(host_tables, "read_host_limits", lambda: limits)
+    monkeypatch.setattr(budget, "read_host_limits", lambda: limits)
     monkeypatch.setattr(bulk_read, "read_parts", lambda *arguments, **options: pytest.fail("read a table"))
     with pytest.raises(ftw.PinError, match=rf"{TABLE} \(8.01 MiB\): 8.01 MiB .* are 4.01 MiB more than"):
         ftw.load(source, **shared)
     assert not any(folder.iterdir())
     monkeypatch.undo()
-    monkeypatch.setattr(host_tables, "open_segment", functools.partial(shared_segment.open_segment, folder=folder))
+    monkeypatch.setattr(shared_tables, "open_segment", functools.partial(shared_segment.open_segment, folder=folder))
     with ftw.load(source, **shared):
-        monkeypatch.setattr(host_tables, "read_host_limits", lambda: limits)
+        monkeypatch.setattr(budget, "read_host_limits", lambda: limits)
         ftw.load(source, **shared).close()  # its pages are there already
 
 
 def test_limit_takes_the_place_of_free_memory_for_a_shared_table_too(
     source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_tables, "read_host_limits", lambda: replace(PLENTY, available=0))
-    limit = pinned.count_pinned_bytes() + (9 << 20)
+    monkeypatch.setattr(budget, "read_host_limits", lambda: replace(PLENTY, available=0))
+    limit = buffer.count_pinned_bytes() + (9 << 20)
     ftw.load(source, embed="host", device="cpu", share="node", max_pinned_bytes=limit).close()
-    monkeypatch.setattr(host_tables, "read_host_limits", lambda: replace(PLENTY, cgroup_free=0))
+    monkeypatch.setattr(budget, "read_host_limits", lambda: replace(PLENTY, cgroup_free=0))
     with pytest.raises(ftw.PinError, match="cgroup"):
         ftw.load(source, embed="host", device="cpu", share="node", max_pinned_bytes=limit)
 
@@ -349,9 +348,9 @@ import sys, torch
 from pathlib import Path
 import ftw
 from ftw.host.shared import segment as shared_segment
-from ftw.loading import host_tables
+from ftw.loading import shared_tables
 real = shared_segment.open_segment
-host_tables.open_segment = lambda *args, **options: real(*args, folder=Path({str(folder)!r}), **options)
+shared_tables.open_segment = lambda *args, **options: real(*args, folder=Path({str(folder)!r}), **options)
 model = ftw.load({str(source)!r}, embed="host", device="cpu", share="node")
 print(model.embedding(torch.tensor([5])).float().sum().item(), flush=True)
 sys.stdin.read()
@@ -411,6 +410,8 @@ PER_LAYER = {"num_hidden_layers": 3, "hidden_size_per_layer_input": 4}  # for ro
     ("config", "wanted"),
     [
         pytest.param({"text_config": PER_LAYER}, 3, id="composite"),
+        pytest.param({"llm_config": PER_LAYER}, 3, id="llm"),
+        pytest.param({"thinker_config": {"text_config": PER_LAYER}}, 3, id="thinker"),
         pytest.param(PER_LAYER, 3, id="text-only"),
         pytest.param({**PER_LAYER, "num_hidden_layers": 4}, None, id="other-layers"),
         pytest.param({**PER_LAYER, "hidden_size_per_layer_input": 5}, None, id="other-width"),

@@ -136,7 +136,7 @@ def test_last_table_that_is_refused_leaves_the_first_ones() -> None:
 
 
 def test_all_tables_together_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftw.offloading.offloader.read_host_limits", lambda: HostLimits(None, None, None, is_wsl=False))
+    monkeypatch.setattr("ftw.pinned.budget.read_host_limits", lambda: HostLimits(None, None, None, is_wsl=False))
     model = Plain()
     with pytest.raises(ftw.PinError, match=r"features.0.weight \(1.00 MiB\), embed_tokens.weight \(4.00 KiB\)"):
         ftw.offload(model, max_pinned_bytes=1 << 20)

@@ -19,7 +19,7 @@ from vocab_parallel import (
 import ftw
 from ftw.host.limits import HostLimits
 from ftw.lookup.embedding import HostEmbedding
-from ftw.pinned import count_pinned_bytes
+from ftw.pinned.buffer import count_pinned_bytes
 
 IDS = torch.tensor([[0, 49], [50, -1]])
 
@@ -397,7 +397,7 @@ def test_failure_while_copying_leaves_everything_as_it_was(
 def test_table_that_the_host_has_no_room_for_stays(
     embedding: nn.Embedding, monkeypatch: pytest.MonkeyPatch, limit: int | str | None, limits: HostLimits, words: str
 ) -> None:
-    monkeypatch.setattr("ftw.offloading.offloader.read_host_limits", lambda: limits)
+    monkeypatch.setattr("ftw.pinned.budget.read_host_limits", lambda: limits)
     monkeypatch.setattr("ftw.offloading.offloader.PinnedBuffer", lambda *args, **options: pytest.fail("took memory"))
     address = embedding.weight.data_ptr()
     limit = limit + count_pinned_bytes() if isinstance(limit, int) else limit

@@ -19,7 +19,7 @@ def limits(available: int | None = None, cgroup_free: int | None = None) -> Host
 
 
 def check(tables: dict[str, int], host: HostLimits = UNKNOWN, *, limit: int | None = None, pinned: int = 0) -> None:
-    check_pin_budget(tables, pinned_nbytes=pinned, max_pinned_bytes=limit, limits=host, source=SOURCE)
+    check_pin_budget(tables, SOURCE, limit, limits=host, pinned_nbytes=pinned)
 
 
 def refusal(*arguments: Any, **options: Any) -> str:
@@ -105,8 +105,8 @@ def test_refusal_names_the_largest_tables(tables: dict[str, int], subject: str) 
 
 
 def test_source_of_a_refusal_is_printable() -> None:
-    with pytest.raises(ftw.PinError, match=re.escape(r"a\nb: embed (1 B): ")):
-        check_pin_budget({"embed": 1}, pinned_nbytes=0, max_pinned_bytes=0, limits=UNKNOWN, source="a\nb")
+    with pytest.raises(ftw.PinError, match=re.escape(r"a\nb: embed (4.00 KiB): ")):
+        check_pin_budget({"embed": PAGE}, "a\nb", 0, limits=UNKNOWN, pinned_nbytes=0)
 
 
 @pytest.mark.parametrize("tables", [{}, {"empty": 0}], ids=["none", "of-no-rows"])

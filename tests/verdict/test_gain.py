@@ -232,11 +232,11 @@ def test_vram_in_json_is_the_reports(capsys: Any, moe: Path) -> None:
     ("vram", "lines"),
     [
         ("10000", ["of 9.77 KiB of VRAM", "  weights take 1.14 KiB, 3.00 KiB of routed experts left out",
-                   "  tables on the GPU: 7.62 KiB left = 8 experts or 244 tokens of KV cache",
-                   "  tables in host memory: 8.62 KiB left = 8 experts or 276 tokens of KV cache"]),
+                   "  tables on the GPU: 7.62 KiB left: room for 8 experts, or 244 KV tokens",
+                   "  tables in host memory: 8.62 KiB left: room for 8 experts, or 276 KV tokens"]),
         ("2KiB", ["of 2.00 KiB of VRAM", "  weights take 1.14 KiB, 3.00 KiB of routed experts left out",
                   "  tables on the GPU: 144 B too little for weights and tables",
-                  "  tables in host memory: 880 B left = 2 experts or 27 tokens of KV cache"]),
+                  "  tables in host memory: 880 B left: room for 2 experts, or 27 KV tokens"]),
     ],
     ids=["fits", "too-small"],
 )  # fmt: skip

@@ -166,10 +166,19 @@ def test_missing_shard_is_named(tmp_path: Path, missing: int, detail: str) -> No
     assert (table.reason, table.detail, table.eligible) == ("unsupported_encoding", detail, False)
 
 
-@pytest.mark.parametrize("part", [None, "text_config"], ids=["top", "text"])
-def test_missing_last_shard_is_known_by_the_configuration(tmp_path: Path, part: str | None) -> None:
-    parts = {"split_ngram_parts": 4}
-    config = llama_config(model_type="qwen4_exp", **({part: parts} if part else parts))
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"split_ngram_parts": 4},
+        {"text_config": {"split_ngram_parts": 4}},
+        {"llm_config": {"split_ngram_parts": 4}},
+        {"thinker_config": {"text_config": {"split_ngram_parts": 4}}},
+        {"thinker_config": {"split_ngram_parts": 4, "text_config": {"model_type": "qwen4_exp"}}},
+    ],
+    ids=["top", "text", "llm", "thinker-text", "thinker"],
+)
+def test_missing_last_shard_is_known_by_the_configuration(tmp_path: Path, config: dict[str, Any]) -> None:
+    config = llama_config(model_type="qwen4_exp", **config)
     write_checkpoint(tmp_path, {**llama_tensors(), **ngram_shards([2] * 3)}, config)
     _, table = ftw.inspect(tmp_path).verdict.tables
     assert (table.reason, table.detail) == ("unsupported_encoding", "its shard 3 is missing")

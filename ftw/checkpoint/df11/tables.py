@@ -11,7 +11,7 @@ A compressed module stores six tensors in place of its weight. Their sizes, with
     gaps               U8 [320 * blocks]          5 bits for every 8 bytes of the stream: where the first code begins
     split_positions    I64 [0]                    of several weights in one stream, where each ends; older files lack it
 
-The shape is not stored: config.json tells it. Tables are decoded where it does, token embeddings and per-layer ones.
+The shape is not stored. Token embeddings and per-layer ones are decoded if config.json says theirs.
 A block is decoded without those before it, so that any range of bytes takes no more work than its blocks.
 """
 
@@ -19,9 +19,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.checkpoint.kv_cache import first_count
 from ftw.checkpoint.quantization_schemes import name_scheme
-from ftw.checkpoint.tensor_names import find_other_tables, find_token_embeddings
+from ftw.checkpoint.tensor_names import PER_LAYER_EMBEDDING, TOKEN_EMBEDDING, find_other_tables, find_token_embeddings
 from ftw.errors import CheckpointError
 from ftw.files import short_repr
 from ftw.tensors import TensorInfo
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ftw.checkpoint.df11.blocks import Df11Blocks, Read
     from ftw.checkpoint.tensor_names import StoredModule
 
-DECODED_ROLES = frozenset({"token_embedding", "per_layer_embedding"})
+DECODED_ROLES = frozenset({TOKEN_EMBEDDING, PER_LAYER_EMBEDDING})
 _BLOCK_NBYTES = 4096
 _GAPS_NBYTES = 320  # of a block
 _MAX_TABLES = 17  # a byte can point to 16, beside the first one
@@ -109,7 +108,7 @@ def find_df11_tables(source: str, tensors: Mapping[str, TensorInfo], config: Mod
 
 def _iter_modules(source: str, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, StoredModule]]:
     embeddings = find_token_embeddings(tensors, source)
-    yield from (("token_embedding", module) for module in embeddings)
+    yield from ((TOKEN_EMBEDDING, module) for module in embeddings)
     others = find_other_tables(tensors, embeddings, source)
     yield from ((role, module) for role, module in others if role in DECODED_ROLES)
 
@@ -158,21 +157,19 @@ def _check_sizes(source: str, stored: Mapping[str, TensorInfo]) -> None:
 
 
 def _shape_of(source: str, path: str, role: str, elements: int, config: ModelConfig) -> tuple[int, int]:
-    """Return `[rows, columns]` of a table, as config.json tells them.
+    """Return `[rows, columns]` of a table, as config.json says.
 
     Raises:
         CheckpointError: It does not, or of another number of elements.
     """
     names = "vocab_size and hidden_size"
-    text = config.raw.get("text_config")
-    parts = (text if isinstance(text, dict) else {}, config.raw)
-    if role == "token_embedding":
+    if role == TOKEN_EMBEDDING:
         rows = config.vocab_size
-        columns = [config.hidden_size, *(first_count(parts, (name,)) for name in _TOKEN_COLUMNS)]
+        columns = [config.hidden_size, *(config.count(name) for name in _TOKEN_COLUMNS)]
     else:
         names = "vocab_size_per_layer_input, num_hidden_layers and hidden_size_per_layer_input"
-        rows = first_count(parts, ("vocab_size_per_layer_input",)) or config.vocab_size
-        columns = [(config.num_layers or 0) * (first_count(parts, ("hidden_size_per_layer_input",)) or 0)]
+        rows = config.count("vocab_size_per_layer_input") or config.vocab_size
+        columns = [(config.num_layers or 0) * (config.count("hidden_size_per_layer_input") or 0)]
     told = [(rows, width) for width in columns if rows and width]
     for shape in told:
         if shape[0] * shape[1] == elements:

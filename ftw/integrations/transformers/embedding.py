@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ftw.errors import FtwError, NotEligibleError, printable
 from ftw.integrations.transformers.weight_proxy import ON_GPU, WeightProxy
-from ftw.lookup import HostEmbedding
+from ftw.lookup import HostEmbedding, RowOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +40,7 @@ class TransformersEmbedding(HostEmbedding):
         *,
         device: torch.device,
         scale: float | None = None,
-        hot_bytes: int | str | None = None,
+        hot_bytes: int | None = None,
         padding_idx: int | None = None,
     ) -> None:
         """Wrap a table.
@@ -52,8 +52,8 @@ class TransformersEmbedding(HostEmbedding):
             hot_bytes: Size of the hot rows.
             padding_idx: That of the module replaced.
         """
-        own: dict[str, Any] = {"scale": scale, "hot_bytes": hot_bytes, "num_slices": host.num_slices}
-        super().__init__(host.table, name=host.name, device=device, **own)
+        own = RowOptions(scale=scale, hot_bytes=hot_bytes, num_slices=host.num_slices)
+        super().__init__(host.table, name=host.name, device=device, **own._asdict())
         self.memory = host.memory
         self.padding_idx = padding_idx
         self._host = (host,)  # a tuple, so that it is no submodule
@@ -112,7 +112,7 @@ def _is_same(given: torch.Tensor, table: torch.Tensor) -> bool:
 
 
 def make_replacement(
-    module: nn.Module, host: HostEmbedding, device: torch.device, hot_bytes: int | str | None
+    module: nn.Module, host: HostEmbedding, device: torch.device, hot_bytes: int | None
 ) -> TransformersEmbedding:
     """Return what looks rows up as a module does, whose table `host` holds, in a model that is on this device."""
     return TransformersEmbedding(

@@ -9,6 +9,7 @@ places     modules whose weight is a host table give way to those that look it u
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,15 +18,15 @@ import torch
 import transformers
 from torch import nn
 
-from ftw.checkpoint import TOKEN_EMBEDDING, Checkpoint, find_heads, find_other_tables, open_checkpoint
+from ftw.checkpoint import NGRAM_EMBEDDING, TOKEN_EMBEDDING, Checkpoint, find_heads, find_other_tables, open_checkpoint
 from ftw.errors import CheckpointError, FtwError, NotEligibleError, printable
 from ftw.integrations.transformers.config import ModelRecipe, foreign_code, read_generation_config, read_recipe
 from ftw.integrations.transformers.embedding import guard_tables, make_replacement, scale_of, weight_of
 from ftw.integrations.transformers.weights import LazyWeights, TieGuard
-from ftw.loading import load
-from ftw.offloading import find_table, is_table_module, offloader, replace_module
+from ftw.loading import load_opened
+from ftw.lookup import RowOptions
+from ftw.offloading import check_room, find_table, is_table_module, plan_offload, replace_module, run_offload
 from ftw.pinned import MemoryMonitor
-from ftw.sizes import parse_nbytes
 
 if TYPE_CHECKING:
     import os
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from ftw.loading import LoadedModel
+    from ftw.loading import LoadedModel, LoadOptions
     from ftw.lookup import HostEmbedding
     from ftw.verdict import TableVerdict
 
@@ -46,15 +47,12 @@ _WAY_OUT = "embed 'gpu' or 'auto' leaves it on the GPU"
 
 
 class Request(NamedTuple):
-    """What is asked for; see `ftw.integrations.transformers.load`. `host_options` are some of `ftw.load`'s."""
+    """What is asked for; see `ftw.integrations.transformers.load`. `of_tables` says how `ftw.load` loads the tables."""
 
     source: str | os.PathLike[str]
-    embed: str
-    device: torch.device
+    of_tables: LoadOptions
     dtype: torch.dtype | None
     model_class: type[Any] | None
-    hot_bytes: int | str | None
-    host_options: Mapping[str, Any]
     options: Mapping[str, Any]
 
 
@@ -62,21 +60,21 @@ def load_model(request: Request, reason: str = "") -> PreTrainedModel:
     """Load a model; `reason` says why its tables stay on the GPU, where that is not `ftw.load`'s to say."""
     with contextlib.ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(request.source))
-        _check_format(checkpoint, request.embed)
+        device = request.of_tables.device
+        _check_format(checkpoint, request.of_tables.embed)
         recipe = read_recipe(checkpoint, request.model_class, request.options)
-        watch = stack.enter_context(MemoryMonitor(request.device))
+        monitor = stack.enter_context(MemoryMonitor(device))
         with contextlib.ExitStack() as undo:
-            # What is open already, not the source: a branch of the hub may move in between.
-            loaded = load(checkpoint.path, embed=request.embed, device=request.device, **request.host_options)
-            undo.callback(loaded.close)
+            # The hot rows are those of the modules that look up, in `_place_tables`.
+            loaded = load_opened(checkpoint, dataclasses.replace(request.of_tables, hot_bytes=None), undo)
             model, marked = _load_weights(checkpoint, recipe, loaded, request)
             embeddings = _place_tables(model, marked, loaded, request, undo)
             guard_tables(model)
-            nn.Module.to(model, request.device)
+            nn.Module.to(model, device)
             undo.pop_all()
-        is_gpu = request.device.type == "cuda"
+        is_gpu = device.type == "cuda"
         pinned = {table.name: table.pinned_nbytes if is_gpu else table.table.nbytes for table in embeddings}
-        report = watch.report(loaded.memory.placement, reason or loaded.memory.reason, pinned)
+        report = monitor.report(loaded.memory.placement, reason or loaded.memory.reason, pinned)
     for table in embeddings:
         table.memory = report
     setattr(model, MEMORY, report)
@@ -91,7 +89,7 @@ def _check_format(checkpoint: Checkpoint, embed: str) -> None:
     if embed == "gpu":
         return
     for role, module in find_other_tables(checkpoint.tensors, [], checkpoint.source):
-        if role == "ngram_embedding":
+        if role == NGRAM_EMBEDDING:
             problem = (
                 "is an n-gram table, which transformers puts together while it loads; embed 'gpu' leaves that to it"
             )
@@ -107,7 +105,7 @@ def _load_weights(
     """Return the model, whose host tables are empty tensors, and their parameters by the name in the checkpoint."""
     model_class, config = recipe.model_class, recipe.config
     cpu, meta = torch.device("cpu"), torch.device("meta")
-    reads_on, marks_on = (cpu, cpu) if _IS_V4 else (request.device, meta)
+    reads_on, marks_on = (cpu, cpu) if _IS_V4 else (request.of_tables.device, meta)
     from_pretrained: Any = model_class.from_pretrained
     # A default device of the caller's would be taken for a device_map.
     with LazyWeights(checkpoint, reads_on, _host_tensors(loaded), marks_on) as weights, cpu:
@@ -197,13 +195,13 @@ def _place_tables(
         host: Any = loaded.tables[table.name]
         dtype = weight_of(next(iter(modules.values()))).dtype
         if host.table.dtype != dtype:
-            host = _cast(host, dtype, subject, request)
+            host = _cast(host, dtype, subject, request.of_tables)
             undo.callback(host.close)
-        hot_bytes = request.hot_bytes if table.role == TOKEN_EMBEDDING else None
+        hot_bytes = request.of_tables.hot_bytes if table.role == TOKEN_EMBEDDING else None
         made: dict[int, HostEmbedding] = {}  # a module may stand in several places
         for path, module in modules.items():
             if id(module) not in made:
-                made[id(module)] = make_replacement(module, host, request.device, hot_bytes)
+                made[id(module)] = make_replacement(module, host, request.of_tables.device, hot_bytes)
             replace_module(model, path.rpartition(".")[0], made[id(module)])
         embeddings += made.values()
     return embeddings
@@ -224,15 +222,16 @@ def _reader_of(model: PreTrainedModel, path: str, subject: str) -> nn.Module:
     return module
 
 
-def _cast(host: HostEmbedding, dtype: torch.dtype, subject: str, request: Request) -> HostEmbedding:
+def _cast(host: HostEmbedding, dtype: torch.dtype, subject: str, options: LoadOptions) -> HostEmbedding:
     """Return a table of the model's own dtype, in memory of its own, and close the one that is stored."""
-    if request.host_options["share"]:
+    if options.is_shared:
         problem = f"found {host.table.dtype}, the model has {dtype}; share='node' shares tables as they are stored"
         raise FtwError(f"{subject}: {problem}: convert the checkpoint, or share=None")
     tensor = host.table.to(dtype)
     host.close()
-    limit = parse_nbytes("max_pinned_bytes", request.host_options["max_pinned_bytes"])
-    return offloader.offload(tensor, name=host.name, device=request.device, max_pinned_bytes=limit)
+    plan = plan_offload(tensor, RowOptions(), name=host.name, device=options.device)
+    check_room([plan], options.max_pinned_bytes)
+    return run_offload(plan)
 
 
 def _host_verdicts(loaded: LoadedModel) -> list[TableVerdict]:

@@ -11,13 +11,14 @@ once, so there they are in host memory first.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
 from ftw.checkpoint import TOKEN_EMBEDDING
-from ftw.errors import NotEligibleError, printable
+from ftw.errors import LookupArgumentError, NotEligibleError, printable
 from ftw.integrations.transformers.config import check_model_class, check_options
 from ftw.integrations.transformers.embedding import (
     TransformersEmbedding,
@@ -28,8 +29,10 @@ from ftw.integrations.transformers.embedding import (
     weight_of,
 )
 from ftw.integrations.transformers.loading import Request, load_model
+from ftw.loading import LoadOptions
 from ftw.offloading import ModelTable, OffloadedModel, find_model_tables, offload_tables
 from ftw.pinned import resolve_device
+from ftw.sizes import parse_nbytes
 
 if TYPE_CHECKING:
     import os
@@ -98,15 +101,16 @@ def load(
     check_options(options)
     if model_class is not None:
         check_model_class(model_class)
-    if hot_bytes and embed == "gpu":
-        raise ValueError("hot_bytes: embed='gpu' has no table in host memory, 'host' or 'auto' is needed")
-    host_options = {
-        "share": share,
-        "max_pinned_bytes": max_pinned_bytes,
-        "huge_pages": huge_pages,
-        "num_threads": num_threads,
-    }
-    request = Request(source, embed, resolve_device(device), dtype, model_class, hot_bytes, host_options, options)
+    of_tables = LoadOptions(
+        embed=embed,
+        device=resolve_device(device),
+        share=share,
+        max_pinned_bytes=parse_nbytes("max_pinned_bytes", max_pinned_bytes),
+        huge_pages=huge_pages,
+        num_threads=num_threads,
+        hot_bytes=parse_nbytes("hot_bytes", hot_bytes, LookupArgumentError),
+    )
+    request = Request(source, of_tables, dtype, model_class, options)
     try:
         return load_model(request)
     except NotEligibleError as error:
@@ -114,7 +118,8 @@ def load(
             raise
         reason = str(error)
     _log.warning("%s: the tables stay on the GPU: %s", printable(str(source)), reason)
-    return load_model(request._replace(embed="gpu", hot_bytes=None), reason)
+    on_gpu = dataclasses.replace(of_tables, embed="gpu", share=None, hot_bytes=None)
+    return load_model(request._replace(of_tables=on_gpu), reason)
 
 
 def offload_model(
@@ -122,7 +127,7 @@ def offload_model(
     *,
     device: torch.device | str | None = None,
     max_pinned_bytes: int | None = None,
-    hot_bytes: int | str | None = None,
+    hot_bytes: int | None = None,
     strict: bool = True,
 ) -> OffloadedModel:
     """Move the lookup tables of a model of transformers, or of one that holds such, to host memory.
@@ -139,7 +144,7 @@ def offload_model(
     def is_scaled(module: nn.Module) -> bool:
         return scale_of(module, weight_of(module).dtype, type(module).__name__) is not None
 
-    def wrap(table: ModelTable, host: HostEmbedding, hot: int | str | None) -> HostEmbedding:
+    def wrap(table: ModelTable, host: HostEmbedding, hot: int | None) -> HostEmbedding:
         return make_replacement(table.module, host, devices[table.path], hot)
 
     try:

@@ -103,7 +103,7 @@ class WeightProxy:
         return self.ndim
 
     def is_floating_point(self) -> bool:
-        """Tell that of the table's dtype."""
+        """Return that of the table's dtype."""
         return self.dtype.is_floating_point
 
     def element_size(self) -> int:

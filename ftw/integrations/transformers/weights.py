@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ftw.errors import ClosedError, FtwError, printable
-from ftw.loading import FileStage, torch_dtype
+from ftw.loading import DeviceCopy, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -46,7 +46,7 @@ class LazyWeights:
             for tensor in checkpoint.tensors.values()
         }
         self._checkpoint = checkpoint
-        self._stage = FileStage(device)
+        self._copy = DeviceCopy(device)
         self._lock = threading.Lock()
         self._is_closed = False
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
@@ -54,7 +54,7 @@ class LazyWeights:
         self._markers: dict[str, torch.Tensor] = {}
 
     def __enter__(self) -> LazyWeights:
-        self._stage.__enter__()
+        self._copy.__enter__()
         return self
 
     def __exit__(
@@ -62,7 +62,7 @@ class LazyWeights:
     ) -> None:
         with self._lock:  # after an error threads of transformers' may still be at work
             self._is_closed = True
-            self._stage.__exit__(kind, error, traceback)
+            self._copy.__exit__(kind, error, traceback)
 
     def read(self, tensor: TensorInfo, dtype: torch.dtype | None) -> torch.Tensor:
         """Return a tensor on the device, ready for work on the stream that was current when this was made."""
@@ -70,7 +70,7 @@ class LazyWeights:
             with self._lock, torch.cuda.stream(self._stream):
                 if self._is_closed:
                     raise ClosedError(f"{printable(self._checkpoint.source)}: weights: loading has ended")
-                return self._stage.load(self._checkpoint, tensor).to(dtype)
+                return self._copy.load(self._checkpoint, tensor).to(dtype)
         except (FtwError, OSError, RuntimeError) as error:
             self.problem = self.problem or error
             raise
@@ -128,7 +128,7 @@ class LazyWeight:
         self.is_marker = is_marker
 
     def is_floating_point(self) -> bool:
-        """Tell what `torch.Tensor.is_floating_point` does."""
+        """Return what `torch.Tensor.is_floating_point` does."""
         return self.dtype.is_floating_point
 
     def to(self, device: object = None, dtype: torch.dtype | None = None) -> torch.Tensor:  # noqa: ARG002

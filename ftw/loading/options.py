@@ -1,0 +1,79 @@
+"""LoadOptions: what a caller asks of loading, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ftw.files import parse_num_threads
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+SHARES: tuple[str | None, ...] = (None, "node")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What a caller asks of loading; see `ftw.load`. Sizes are in bytes.
+
+    Attributes:
+        embed: "host", "auto" or "gpu".
+        device: Where the weights go and lookups run.
+        dtype: Of the rows that lookups return; None for the table's own.
+        share: "node" for one copy of the tables for all processes of this host.
+        is_dummy: Random values instead of the file's.
+        max_pinned_bytes: Page-locked bytes that tables may bring the process to; None for what the host has.
+        huge_pages: Ask for pages of 2 MiB.
+        num_threads: That read at a time; None for as many as there are processors, but 6 to 8.
+        group: Over whose ranks every table is spread, by its rows.
+        vocab_range: `(start, length)` of the token ids whose rows are wanted.
+        hot_bytes: Of the token embedding's most used rows, which the device keeps.
+        scale: What the rows of the token embedding are multiplied by.
+
+    Raises:
+        ValueError: `share`, `dtype` or `num_threads` is not one of its choices, or two options exclude each other.
+    """
+
+    embed: str
+    device: torch.device
+    dtype: torch.dtype | None = None
+    share: str | None = None
+    is_dummy: bool = False
+    max_pinned_bytes: int | None = None
+    huge_pages: bool = True
+    num_threads: int | None = None
+    group: ProcessGroup | None = None
+    vocab_range: tuple[int, int] | None = None
+    hot_bytes: int | None = None
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
+            raise ValueError(f"dtype is {self.dtype!r}, a floating-point dtype of torch or None is needed")
+        if self.share not in SHARES:
+            raise ValueError(f"share is {self.share!r}, allowed are 'node' and None")
+        parse_num_threads(self.num_threads)
+        self._check_cut()
+        asked = "hot_bytes" if self.hot_bytes else "share" if self.is_shared else ""
+        if asked and self.embed == "gpu":
+            raise ValueError(f"{asked}: embed='gpu' has no table in host memory, 'host' or 'auto' is needed")
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all processes of this host share one copy of the tables."""
+        return self.share == "node"
+
+    def _check_cut(self) -> None:
+        """Check what cutting tables by their rows goes with."""
+        has_group, has_range = self.group is not None, self.vocab_range is not None
+        if has_group and has_range:
+            raise ValueError("tp chooses each rank's rows itself, so vocab_range has to be None; give one of the two")
+        asked = "tp" if has_group else "vocab_range" if has_range else ""
+        if asked and self.is_shared:
+            why = "with share='node' each process of the host looks up all rows itself, and no collective is needed"
+            raise ValueError(f"{asked} cuts tables, share='node' does not: {why}; give one of the two")
+        if asked and self.embed == "gpu":
+            raise ValueError(f"{asked} cuts tables in host memory, embed='gpu' has none; 'host' or 'auto' is needed")
