@@ -16,7 +16,6 @@ from ftw.verdict import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import TracebackType
 
     from ftw.checkpoint import Checkpoint, ModelConfig
     from ftw.loading.device_copy import Stage
@@ -119,9 +118,7 @@ class LoadedModel:
     def __enter__(self) -> LoadedModel:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _load_on_device(self, table: TableVerdict) -> HostEmbedding:
