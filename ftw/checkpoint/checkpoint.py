@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
-    from types import TracebackType
 
     from ftw.checkpoint.df11.tables import Df11Table
     from ftw.readers import DerivedFile, LeftOut, Reader
@@ -110,9 +109,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -26,7 +26,6 @@ from ftw.sizes import align_up
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
 DIRECT_ALIGNMENT = 4096
 DIRECT_MIN_NBYTES = 4 << 20  # below this a buffered read costs no more, for a thread that reads alone
@@ -120,9 +119,7 @@ class OpenFile:
     def __enter__(self) -> OpenFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from ftw.verdict import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import TracebackType
 
     from ftw.checkpoint import Checkpoint, ModelConfig
     from ftw.loading.options import LoadOptions
@@ -116,9 +115,7 @@ class LoadedModel:
     def __enter__(self) -> LoadedModel:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _load_on_device(self, table: TableVerdict) -> HostEmbedding:

@@ -20,8 +20,6 @@ from ftw.pinned.driver import Driver, load_driver, numa_node_of
 from ftw.sizes import format_size
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ftw.host import Memory
 
 _ADVICE = "free some, raise the limit, or leave the table on the GPU (embed 'gpu', or no offload)"
@@ -159,9 +157,7 @@ class PinnedBuffer:
     def __enter__(self) -> PinnedBuffer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -15,7 +15,6 @@ from ftw.pinned.devices import resolve_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
 _SAMPLE_SECONDS = 0.005
 
@@ -111,9 +110,7 @@ class MemoryMonitor:
             _log.warning("%s: memory: its peak is not sampled: %s", self._device, error)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def report(self, placement: str, reason: str, pinned_bytes: Mapping[str, int]) -> MemoryReport:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_strict_json import ACCEPTED, REFUSED
+from json_cases import ACCEPTED, REFUSED
 
 from ftw import CheckpointError
 from ftw.files import json_stream

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inspecting import assert_names_file
+from json_cases import ACCEPTED, REFUSED
 
 from ftw import CheckpointError
 from ftw.files import strict_json
@@ -15,59 +16,12 @@ from ftw.files.strict_json import is_count, parse_json_object, read_json_file, s
 
 PATH = Path("/folder/file.json")
 
-REFUSED = {
-    "empty": (b"", "is not JSON: expecting value at character 0"),
-    "blank": (b" \n", "is not JSON"),
-    "cut": (b'{"a"', "is not JSON"),
-    "trailing": (b"{} {}", "is not JSON: extra data at character 3"),
-    "comment": (b"{} // no", "is not JSON: extra data"),
-    "trailing_comma": (b'{"a":1,}', "is not JSON"),
-    "single_quotes": (b"{'a':1}", "is not JSON"),
-    "control_character": (b'{"a":"\n"}', "is not JSON: invalid control character"),
-    "list": (b"[1]", "holds a list, an object is needed"),
-    "text": (b'"a"', "holds a string, an object is needed"),
-    "number": (b"1", "holds a number, an object is needed"),
-    "null": (b"null", "holds null, an object is needed"),
-    "bom": (b"\xef\xbb\xbf{}", "is not JSON"),
-    "utf16": ("{}".encode("utf-16"), "is not UTF-8 at byte 0"),
-    "latin1": (b'{"\xe9":1}', "is not UTF-8 at byte 2"),
-    "utf8_surrogate": (b'{"\xed\xa0\x80":1}', "is not UTF-8 at byte 2"),
-    "half_pair_key": (b'{"\\uD800":1}', "holds half a surrogate pair"),
-    "half_pair_value": (b'{"a":[{"b":["x\\udfffy"]}]}', "holds half a surrogate pair"),
-    "reversed_pair": (b'{"a":"\\udc00\\ud800"}', "holds half a surrogate pair"),
-    "duplicate": (b'{"a":1,"a":1}', "key 'a' occurs twice, keys must be unique"),
-    "duplicate_inside": (b'{"x":[{"b":1,"c":2,"b":3}]}', "key 'b' occurs twice"),
-    "duplicate_by_escape": (b'{"a":1,"\\u0061":2}', "key 'a' occurs twice"),
-    "duplicate_of_lines": (b'{"a\\n":1,"a\\n":2}', r"key 'a\\n' occurs twice"),
-    "nan": (b'{"a":NaN}', "holds 'NaN', numbers must be finite"),
-    "infinity": (b'{"a":[Infinity]}', "holds 'Infinity', numbers must be finite"),
-    "minus_infinity": (b'{"a":-Infinity}', "holds '-Infinity', numbers must be finite"),
-    "overflow": (b'{"a":1e999}', "holds '1e999', numbers must be finite"),
-    "integer_of_5000_digits": (b'{"a":' + b"1" * 5000 + b"}", "holds an integer of more digits"),
-    "pair_above_900_levels": (b'{"s":"\\ud83d\\ude00","x":' + b"[" * 900 + b"]" * 900 + b"}", "is nested too deeply"),
-    "string_of_many_ways": (b'{"x":[' + b"1," * 400_000 + b'"' + b"a" * 200, "holds 400002 values in 800207 bytes"),
-    "open_lists": (b'{"a":' + b"[" * 200_000, "is nested too deeply"),
-}
-
 
 @pytest.mark.parametrize(("text", "problem"), REFUSED.values(), ids=REFUSED)
 def test_text_is_refused(text: bytes, problem: str) -> None:
     with pytest.raises(CheckpointError, match=f"subject: {problem}") as caught:
         parse_json_object(text, PATH, "subject")
     assert_names_file(caught.value, PATH)
-
-
-ACCEPTED = {
-    "empty_object": (b"{}", {}),
-    "spaces": (b" \n{ } \t", {}),
-    "values": (b'{"a":[1,-2.5,true,null,"x"],"b":{"a":1}}', {"a": [1, -2.5, True, None, "x"], "b": {"a": 1}}),
-    "pair": (b'{"\\ud83d\\ude00":"\\uD83D\\uDE00"}', {"\U0001f600": "\U0001f600"}),
-    "escaped_backslash": (b'{"a":"\\\\ud800"}', {"a": "\\ud800"}),
-    "utf8": ('{"é":"\u4e2d"}'.encode(), {"é": "\u4e2d"}),
-    "same_key_in_two_objects": (b'{"a":{"k":1},"b":{"k":2}}', {"a": {"k": 1}, "b": {"k": 2}}),
-    "large_integer": (b'{"a":' + b"9" * 4000 + b"}", {"a": 10**4000 - 1}),
-    "empty_key": (b'{"":1}', {"": 1}),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "value"), ACCEPTED.values(), ids=ACCEPTED)

@@ -1,3 +1,5 @@
+"""Host memory: where it begins, which of it are huge pages, and what there is without any."""
+
 import mmap
 
 import pytest

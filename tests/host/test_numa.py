@@ -1,3 +1,5 @@
+"""NUMA: the nodes that the kernel lists, the policies that are asked for, and the pages that are counted."""
+
 import mmap
 from pathlib import Path
 

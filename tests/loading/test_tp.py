@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import itertools
-import math
 import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,12 +19,12 @@ from builders import llama_config, llama_tensors, write_checkpoint
 from gguf import GGMLQuantizationType, GGUFValueType
 from gguf_builder import random_blocks, write_gguf
 from packed_tables import assert_equal_rows
+from tp_tables import TABLE, as_bytes, special_rows, wanted_rows, write_table
 
 import ftw
 from ftw.checkpoint.checkpoint import Checkpoint
 from ftw.lookup.sharded_embedding import ShardedEmbedding
 
-TABLE = "model.embed_tokens.weight"
 SIZE = 4
 SIZES = pytest.mark.parametrize("size", [1, 2, 3, 4], ids="{}-ranks".format)
 
@@ -127,46 +126,16 @@ def look_up(group: dist.ProcessGroup, source: Path, ids: torch.Tensor, name: str
         Checkpoint.read_many = real_many  # type: ignore[method-assign]
 
 
-def as_bytes(rows: torch.Tensor) -> bytes:
-    return rows.reshape(-1).view(torch.uint8).numpy().tobytes() if rows.numel() else b""
-
-
 def as_rows(content: bytes, like: torch.Tensor) -> torch.Tensor:
     if not content:
         return torch.empty_like(like)
     return torch.frombuffer(bytearray(content), dtype=like.dtype).reshape(like.shape)
 
 
-def special_rows(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return rows of all kinds of bits: some of -0.0 alone, some with infinities and signalling NaNs of any payload."""
-    generator = torch.Generator().manual_seed(rows)
-    size = torch.empty(0, dtype=dtype).element_size()
-    bits = torch.randint(0, 256, (rows, columns * size), generator=generator, dtype=torch.uint8)
-    table = bits.view(dtype).clone()
-    if dtype.itemsize > 1:
-        table[::5] = -0.0
-        table[1::5, ::2] = math.inf
-        table[2::5].view(torch.uint8)[:, size - 1 :: size] = 0xFF  # NaN, negative
-        table[2::5].view(torch.uint8)[:, size - 2 :: size] |= 0x81 if dtype == torch.bfloat16 else 0x10
-    return table
-
-
-def write_table(folder: Path, table: torch.Tensor) -> Path:
-    head = torch.ones(table.shape[0], table.shape[1], dtype=table.dtype)
-    config = llama_config(vocab_size=table.shape[0], hidden_size=table.shape[1])
-    return write_checkpoint(folder, {TABLE: table, "lm_head.weight": head}, config)
-
-
 def ids_of(rows: int) -> torch.Tensor:
     """Return every id in another order, some twice, and ids outside: padding, the first one after, the extremes."""
     outside = [-1, -100, rows, rows + 1, 2**31, 2**63 - 1, -(2**63)]
     return torch.tensor([*reversed(range(rows)), *range(0, rows, 3), *outside])
-
-
-def wanted_rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    is_inside = (ids >= 0) & (ids < table.shape[0])
-    bits = table.view(torch.uint8)[ids.where(is_inside, 0)] * is_inside[..., None]
-    return bits.view(table.dtype)
 
 
 @SIZES

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint
-from test_tp import TABLE, as_bytes, special_rows, wanted_rows, write_table
+from tp_tables import TABLE, as_bytes, special_rows, wanted_rows, write_table
 
 import ftw
 
