@@ -40,3 +40,13 @@ def test_names_in_texts_are_there(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert [name for name in sorted(set(DOTTED.findall(text))) if not resolves(name)] == []
     assert [name for name in sorted(set(FILE.findall(text))) if not (ROOT / name).exists()] == []
+
+
+def test_architecture_names_every_room_and_every_file() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w./]+)`", text))
+    inside = [path.relative_to(ROOT / "ftw") for path in (ROOT / "ftw").rglob("*.py") if path.name != "__init__.py"]
+    rooms = {path.parent.as_posix() for path in inside} - {".", "kernels/jit", "integrations/transformers"}
+    listed = [path for path in inside if path.parent.as_posix() in rooms]
+    assert rooms - named == set()
+    assert {path.stem for path in listed} - named == set()
