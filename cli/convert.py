@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import ftw
 from ftw.checkpoint import MOVED_ROLES
-from ftw.conversion import ConversionResult, convert, no_room
 from ftw.readers import ALIGNMENT
 from ftw.sizes import format_size
 from ftw.verdict import Embed
@@ -17,6 +17,9 @@ from .exit_codes import DONE, FAILED
 from .output import print_error, print_json, print_line, print_warning
 from .progress import ProgressOption, show_progress
 from .sizes import parse_size_option
+
+if TYPE_CHECKING:
+    from ftw.conversion import ConversionResult
 
 
 def _parse_shard_size(text: str) -> int:
@@ -59,7 +62,7 @@ def convert_command(
 ) -> int:
     """Convert a checkpoint to FTW; bytes move unchanged, and every tensor gets a checksum."""
     with show_progress("convert", progress) as update:
-        result = convert(
+        result = ftw.convert(
             source,
             target,
             embed=embed,
@@ -77,6 +80,8 @@ def convert_command(
     else:
         _print_result(result, embed)
     if dry_run and result.needed_nbytes > result.free_nbytes:
+        from ftw.conversion import no_room
+
         print_error(no_room(Path(target), result.needed_nbytes, result.free_nbytes))
         return FAILED
     return DONE

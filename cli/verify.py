@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ftw.conversion import verify
+import ftw
 from ftw.sizes import format_size
 
 from .exit_codes import DONE, FAILED
@@ -24,7 +24,7 @@ def verify_command(
 ) -> int:
     """Check header, checksums and padding; with --against compare every byte."""
     with show_progress("verify", progress) as update:
-        result = verify(path, against=against, progress=update)
+        result = ftw.verify(path, against=against, progress=update)
     if as_json:
         print_json(result.to_dict())
     for problem in result.problems:

@@ -1,6 +1,7 @@
 """Checkpoint toolkit that keeps an LLM's lookup tables in pinned host memory and gives the VRAM back.
 
-Importing this package imports neither torch nor triton; `load` and what belongs to it do, when they are first used.
+Importing this package imports its errors alone; each other name imports its room when it is first used, `load` and what
+belongs to it torch and triton too.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ftw._version import __version__
-from ftw.checkpoint import Checkpoint, ModelConfig, open_checkpoint
-from ftw.conversion import ConversionResult, VerifyResult, convert, verify
 from ftw.errors import (
     CheckpointError,
     ClosedError,
@@ -24,16 +23,18 @@ from ftw.errors import (
     SourceNotFoundError,
     UnknownTensorError,
 )
-from ftw.tensors import TensorInfo
-from ftw.verdict import Report, inspect
 
 if TYPE_CHECKING:
     from ftw import memory
+    from ftw.checkpoint import Checkpoint, ModelConfig, open_checkpoint
+    from ftw.conversion import ConversionResult, VerifyResult, convert, verify
     from ftw.integrations import offload
     from ftw.loading import LoadedModel, load
     from ftw.lookup import HostEmbedding
     from ftw.memory import MemoryReport
     from ftw.offloading import OffloadedModel
+    from ftw.tensors import TensorInfo
+    from ftw.verdict import Report, inspect
 
 __all__ = [
     "Checkpoint",
@@ -67,23 +68,28 @@ __all__ = [
     "verify",
 ]
 
-# Where the names live that need torch.
-_LAZY = {
-    "HostEmbedding": "ftw.lookup",
-    "LoadedModel": "ftw.loading",
-    "MemoryReport": "ftw.memory",
-    "OffloadedModel": "ftw.offloading",
-    "load": "ftw.loading",
-    "offload": "ftw.integrations",
+# The room of each name but those of errors: imported when the name is first asked for, some with torch.
+_ROOMS = {
+    "ftw.checkpoint": ("Checkpoint", "ModelConfig", "open_checkpoint"),
+    "ftw.conversion": ("ConversionResult", "VerifyResult", "convert", "verify"),
+    "ftw.integrations": ("offload",),
+    "ftw.loading": ("LoadedModel", "load"),
+    "ftw.lookup": ("HostEmbedding",),
+    "ftw.memory": ("MemoryReport",),
+    "ftw.offloading": ("OffloadedModel",),
+    "ftw.tensors": ("TensorInfo",),
+    "ftw.verdict": ("Report", "inspect"),
 }
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name == "memory":
         return importlib.import_module("ftw.memory")
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'ftw' has no attribute '{name}'")
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'ftw' has no attribute '{name}'")
+    value = globals()[name] = getattr(importlib.import_module(_ROOM_OF[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-from fractions import Fraction
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE | re.ASCII)
@@ -17,6 +16,8 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: It is not a size.
     """
+    from fractions import Fraction  # imports decimal, which takes longer than any module of ftw
+
     match = _SIZE.fullmatch(text.strip())
     if not match or len(match[1]) > _MAX_DIGITS:
         raise ValueError(f"'{text}' is not a size, such as 8GiB or 512MiB")

@@ -31,7 +31,9 @@ with atheris.instrument_imports(include=["ftw"]):
     import ftw.cli.main
 
     import ftw
-    import ftw.loading  # noqa: F401 - instrumented here, used by the oracle
+    import ftw.conversion
+    import ftw.loading
+    import ftw.verdict  # noqa: F401 - rooms that the oracle uses are instrumented here
 
 from fuzz import oracle
 from fuzz.choosing import choose

@@ -360,13 +360,14 @@ def test_convert_interrupted_exits_with_130_and_can_be_resumed(tmp_path, interru
     # The interrupt comes when the conversion is surely under way: from its own progress function.
     script = (
         "import os, signal, sys\n"
-        "from ftw.cli import convert as command, main\n"
-        "real = command.convert\n"
+        "import ftw\n"
+        "from ftw.cli import main\n"
+        "real = ftw.convert\n"
         "def interrupted(*arguments, **named):\n"
         "    def progress(done, total):\n"
         f"        for _ in range({interrupts}): os.kill(os.getpid(), signal.SIGINT)\n"
         "    return real(*arguments, **{**named, 'progress': progress})\n"
-        "command.convert = interrupted\n"
+        "ftw.convert = interrupted\n"
         "main.run(sys.argv[1:])\n"
     )
     command = [sys.executable, "-c", script, "convert", source, target]
