@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from ftw.offloading.offloader import OffloadPlan
 
-    # Makes what takes a module's place of what looks its rows up; the last argument is the size of the hot rows.
-    Wrap = Callable[["ModelTable", HostEmbedding, int | None], HostEmbedding]
+    # Makes what takes a module's place of what looks its rows up; the second argument is the size of the hot rows.
+    Wrap = Callable[["ModelTable", int | None, HostEmbedding], HostEmbedding]
 
 _MIN_NBYTES = 1 << 20  # of a table whose name tells nothing
 
@@ -137,7 +137,7 @@ def offload_tables(
     for table in tables:
         if table.path in plans:
             hot = hot_bytes if table.role == TOKEN_EMBEDDING else None
-            embedding = run_offload(plans[table.path], wrap and partial(_wrap, wrap, table, hot))
+            embedding = run_offload(plans[table.path], wrap and partial(wrap, table, hot))
             replace_module(model, table.path, embedding)
             moved[table.path] = embedding
     return OffloadedModel(moved, left)
@@ -148,10 +148,6 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     module.train(model.get_submodule(path).training)
     setattr(model.get_submodule(parent), name, module)
-
-
-def _wrap(wrap: Wrap, table: ModelTable, hot: int | None, host: HostEmbedding) -> HostEmbedding:
-    return wrap(table, host, hot)
 
 
 def _tables_on_host(model: nn.Module) -> dict[str, str]:
