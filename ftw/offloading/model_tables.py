@@ -162,9 +162,8 @@ def _check_is_whole(table: ModelTable, plan: OffloadPlan) -> None:
     if plan.options.vocab_range not in (None, (0, num_ids)):
         start, length = plan.options.vocab_range or (0, 0)
         problem = f"holds the ids {start} to {start + length - 1} of {num_ids}, and its forward sums over the ranks"
-        raise NotEligibleError(
-            f"{printable(plan.name)}: module: {problem}; offload the module itself, and sum yourself"
-        )
+        advice = "offload the module itself, and sum yourself"
+        raise NotEligibleError(f"{printable(plan.name)}: module: {problem}; {advice}")
 
 
 def _other_role(path: str) -> str:
