@@ -30,7 +30,7 @@ from .sparse_mlp import has_grouped_products
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftw.lookup import HostEmbedding, ShardedEmbedding
+    from ftw.lookup import HostEmbedding
 
     from .decoder import Shape
 
@@ -81,7 +81,7 @@ def _load(folder: Path, shape: Shape, plan: Plan, device: torch.device) -> Itera
         first, *others = placements(plan)
         loaded = load_model(folder, shape, device, first)
         stack.callback(loaded.model.close)
-        embeddings: dict[str, HostEmbedding | ShardedEmbedding] = {first.name: loaded.model.embedding}
+        embeddings: dict[str, HostEmbedding] = {first.name: loaded.model.embedding}
         for other in others:
             model = ftw.load(folder, embed=other.embed, device=device, dummy=True, hot_bytes=other.hot_bytes)
             stack.callback(model.close)

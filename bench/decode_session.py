@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftw.loading import LoadedModel
-    from ftw.lookup import HostEmbedding, ShardedEmbedding
+    from ftw.lookup import HostEmbedding
 
     from .decode_plan import Placement, Plan
 
@@ -94,7 +94,7 @@ def make_buffers(shape: Shape, batch: int, length: int, steps: int, device: torc
 class Session:
     """Decodes with one embedding: eager, or by replays of one captured step, which feeds itself."""
 
-    def __init__(self, decoder: Decoder, embedding: HostEmbedding | ShardedEmbedding, buffers: Buffers) -> None:
+    def __init__(self, decoder: Decoder, embedding: HostEmbedding, buffers: Buffers) -> None:
         self.decoder = decoder
         self.embedding = embedding
         self.buffers = buffers
@@ -146,7 +146,7 @@ class Subject(NamedTuple):
 
     shape: Shape
     decoder: Decoder
-    embeddings: Mapping[str, HostEmbedding | ShardedEmbedding]
+    embeddings: Mapping[str, HostEmbedding]
     device: torch.device
 
     def sessions(self, batch: int, plan: Plan, first: int = 0) -> dict[str, Session]:

@@ -8,10 +8,4 @@ from ftw.conversion.result import ConversionResult
 from ftw.conversion.target import no_room
 from ftw.conversion.verification import VerifyResult, verify
 
-__all__ = [
-    "ConversionResult",
-    "VerifyResult",
-    "convert",
-    "no_room",
-    "verify",
-]
+__all__ = ["ConversionResult", "VerifyResult", "convert", "no_room", "verify"]

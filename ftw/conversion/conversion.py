@@ -89,9 +89,8 @@ def convert(
         may_write(state.standing)
         needed = needed_nbytes(plan, checkpoint.folder)
         if dry_run:
-            kept = min(
-                state.held_nbytes, plan.shard_plan.start_of(state.num_begun)
-            )  # a journal may be ahead of the shards
+            # A journal may be ahead of the shards.
+            kept = min(state.held_nbytes, plan.shard_plan.start_of(state.num_begun))
             free = state.free_nbytes + state.held_nbytes - kept
             return result(needed - kept, free, plan.shard_plan.nbytes_before(state.num_begun))
         report = _Progress(plan.shard_plan.nbytes, progress)

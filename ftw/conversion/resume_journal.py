@@ -94,8 +94,9 @@ def is_journal_of(folder: Path, digest: str) -> bool:
 
 def read_journal(folder: Path, shard_plan: ShardPlan) -> list[str]:
     """Return the checksums that a folder's journal, one of this very plan, has of the first tensors."""
+    most = 256 + 17 * len(shard_plan.tensors)  # bytes of a journal with a line for each tensor
     with (folder / JOURNAL_NAME).open("rb") as file:
-        lines = file.read(_nbytes_of_journal(shard_plan)).splitlines(keepends=True)[1:]
+        lines = file.read(most).splitlines(keepends=True)[1:]
     return [line[:-1].decode() for line in takewhile(_CHECKSUM.fullmatch, lines)][: len(shard_plan.tensors)]
 
 
@@ -123,10 +124,6 @@ def _first_line(digest: str) -> bytes:
 
 def _lines(checksums: Sequence[str]) -> bytes:
     return b"".join(b"%s\n" % checksum.encode() for checksum in checksums)
-
-
-def _nbytes_of_journal(shard_plan: ShardPlan) -> int:
-    return 256 + 17 * len(shard_plan.tensors)
 
 
 def _check_tensors(

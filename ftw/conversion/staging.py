@@ -71,10 +71,8 @@ class StagingFolder:
             return []
         if not is_journal_of(self.path, plan.digest):
             found = "belongs to another state of the source, other options or another release and cannot be resumed"
-            found = f"{printable(str(self.path))} {found}"
-            raise NotResumableError(
-                f"{printable(str(self.target))}: target: {found}; without --resume a new conversion begins"
-            )
+            problem = f"{printable(str(self.path))} {found}; without --resume a new conversion begins"
+            raise NotResumableError(f"{printable(str(self.target))}: target: {problem}")
         return read_journal(self.path, plan.shard_plan)
 
     @contextlib.contextmanager

@@ -56,7 +56,7 @@ def read_target_state(
     was_put_aside = is_put_aside(target)
     folder = aside_of(target) if was_put_aside else target
     standing = find_standing(folder)
-    is_complete = resume and _looks_complete(folder, plan, checkpoint)
+    is_complete = resume and _has_index(folder / INDEX_NAME, plan) and _has_metadata(folder, plan, checkpoint)
     if staging.is_left():
         held = staging.held_nbytes()
         try:
@@ -64,10 +64,6 @@ def read_target_state(
         except FileNotFoundError:  # another conversion has cleared or published it meanwhile
             held = 0
     return TargetState(standing, was_put_aside, is_complete, num_begun, held, free)
-
-
-def _looks_complete(folder: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
-    return _has_index(folder / INDEX_NAME, plan) and _has_metadata(folder, plan, checkpoint)
 
 
 def _has_index(path: Path, plan: ConversionPlan) -> bool:

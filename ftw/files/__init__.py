@@ -20,25 +20,7 @@ from ftw.files.strict_json import (
 from ftw.files.weight_file import DIRECT_ALIGNMENT, DIRECT_MIN_JOB_NBYTES, OpenFile, WeightFile
 
 __all__ = [
-    "DIRECT_ALIGNMENT",
-    "DIRECT_MIN_JOB_NBYTES",
-    "MAX_DEPTH",
-    "MAX_NBYTES",
-    "JsonStream",
-    "OpenFile",
-    "Part",
-    "WeightFile",
-    "are_counts",
-    "default_num_threads",
-    "find_impostor",
-    "is_count",
-    "is_inside",
-    "is_name_inside",
-    "is_outside",
-    "json_type",
-    "open_json_file",
-    "parse_num_threads",
-    "read_json_file",
-    "read_parts",
-    "short_repr",
-]
+    "DIRECT_ALIGNMENT", "DIRECT_MIN_JOB_NBYTES", "MAX_DEPTH", "MAX_NBYTES", "JsonStream", "OpenFile", "Part",
+    "WeightFile", "are_counts", "default_num_threads", "find_impostor", "is_count", "is_inside", "is_name_inside",
+    "is_outside", "json_type", "open_json_file", "parse_num_threads", "read_json_file", "read_parts", "short_repr",
+]  # fmt: skip

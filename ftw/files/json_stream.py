@@ -149,9 +149,8 @@ class JsonStream:
                 if len(self._text) - self._at < limit and self._fill():
                     continue
                 if not self._is_ended and (error.pos >= len(self._text) - 8 or error.msg.startswith("Unterminated")):
-                    raise self._error(
-                        f"holds more than {limit} characters in one value, at character {self.position}"
-                    ) from None
+                    problem = f"holds more than {limit} characters in one value, at character {self.position}"
+                    raise self._error(problem) from None
                 raise self._error(describe_json_error(error, self._start)) from error
             except RecursionError as error:
                 raise self._error(NESTED) from error

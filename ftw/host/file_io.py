@@ -19,22 +19,23 @@ if TYPE_CHECKING:
 DIRECT_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of a file system without O_DIRECT, or of larger blocks
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
 _DIRECT = getattr(os, "O_DIRECT", 0)
+_MODE = 0o644  # of a file that is made, less the umask
 _CACHESTAT = 451  # number of cachestat(2), Linux 6.5, on all architectures but alpha
 
 _seeking = threading.Lock()  # a descriptor that threads share has one position
 
 
-def open_descriptor(path: Path, flags: int, mode: int = 0o644) -> int:
+def open_descriptor(path: Path, flags: int) -> int:
     """Open a file, of which no byte is translated."""
-    return os.open(path, flags | _BINARY, mode)
+    return os.open(path, flags | _BINARY, _MODE)
 
 
-def open_direct(path: Path, flags: int, mode: int = 0o644) -> int | None:
+def open_direct(path: Path, flags: int) -> int | None:
     """Open a file around the page cache; return None if the system or its file system has no such way."""
     if not _DIRECT:
         return None
     try:
-        return os.open(path, flags | _DIRECT, mode)
+        return os.open(path, flags | _DIRECT, _MODE)
     except OSError as error:  # tmpfs before Linux 6.6
         if error.errno not in DIRECT_REFUSALS:
             raise

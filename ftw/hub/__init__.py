@@ -11,15 +11,6 @@ from ftw.hub.place import Place
 from ftw.hub.repository import HubRepository, list_repository
 
 __all__ = [
-    "HubId",
-    "HubPath",
-    "HubRepository",
-    "Place",
-    "fetch_snapshot",
-    "http_errors",
-    "is_unreachable",
-    "list_repository",
-    "parse_hub_id",
-    "refusal",
-    "wait_to_retry",
-]
+    "HubId", "HubPath", "HubRepository", "Place", "fetch_snapshot", "http_errors", "is_unreachable", "list_repository",
+    "parse_hub_id", "refusal", "wait_to_retry",
+]  # fmt: skip

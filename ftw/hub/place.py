@@ -44,10 +44,8 @@ class Place:
         file = open_weight_file(path)
         may_lead_out = not isinstance(path, HubPath) and ("/" in name or path.is_symlink())
         if may_lead_out and not is_inside(path, self.folder):
-            problem = (
-                f"is a link to '{printable(str(path.resolve()))}', a file inside the checkpoint's folder is needed"
-            )
-            raise CheckpointError(path, "file", problem)
+            found = f"is a link to '{printable(str(path.resolve()))}'"
+            raise CheckpointError(path, "file", f"{found}, a file inside the checkpoint's folder is needed")
         return file
 
     def open_files(self, names: Iterable[str], *, is_named: bool) -> tuple[WeightFile, ...]:

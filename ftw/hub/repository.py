@@ -71,9 +71,8 @@ def list_repository(hub_id: HubId) -> HubRepository:
         if lfs is not None:
             sha256s[name] = lfs.sha256
             if not isinstance(lfs.sha256, str) or not _SHA256.fullmatch(lfs.sha256):
-                raise _listing_error(
-                    root, name, f"of SHA-256 {short_repr(lfs.sha256)}, 64 hexadecimal digits are needed"
-                )
+                found = f"of SHA-256 {short_repr(lfs.sha256)}"
+                raise _listing_error(root, name, f"{found}, 64 hexadecimal digits are needed")
     sizes = {name: nbytes for name, nbytes, _ in files}
     folders = _folders_of(sizes)
     both = next((name for name in sizes if name in folders), None)

@@ -5,6 +5,4 @@
 
 from ftw.integrations.dispatch import offload
 
-__all__ = [
-    "offload",
-]
+__all__ = ["offload"]

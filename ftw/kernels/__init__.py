@@ -17,19 +17,6 @@ from ftw.kernels.operation import LookupOptions
 from ftw.kernels.packed_lookup import OUT_DTYPES, PACKED_LOOKUP, packed_columns, prepare
 
 __all__ = [
-    "LOOKUP",
-    "OUT_DTYPES",
-    "PACKED_LOOKUP",
-    "HotRowBuffers",
-    "LaunchCache",
-    "LookupOptions",
-    "check_dense",
-    "check_scale",
-    "is_dense",
-    "lookup",
-    "make_out",
-    "packed_columns",
-    "packed_lookup",
-    "prefers_distinct",
-    "prepare",
-]
+    "LOOKUP", "OUT_DTYPES", "PACKED_LOOKUP", "HotRowBuffers", "LaunchCache", "LookupOptions", "check_dense",
+    "check_scale", "is_dense", "lookup", "make_out", "packed_columns", "packed_lookup", "prefers_distinct", "prepare",
+]  # fmt: skip

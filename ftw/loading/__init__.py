@@ -8,11 +8,4 @@ from ftw.loading.loaded_model import LoadedModel
 from ftw.loading.loader import load, load_opened
 from ftw.loading.options import LoadOptions
 
-__all__ = [
-    "DeviceCopy",
-    "LoadOptions",
-    "LoadedModel",
-    "load",
-    "load_opened",
-    "torch_dtype",
-]
+__all__ = ["DeviceCopy", "LoadOptions", "LoadedModel", "load", "load_opened", "torch_dtype"]

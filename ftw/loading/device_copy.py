@@ -19,8 +19,6 @@ from ftw.loading.dummy import fill_dummy
 from ftw.pinned import PinnedBuffer, tensor_over
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ftw.tensors import TensorInfo
 
 _NUM_BUFFERS = 2
@@ -39,9 +37,7 @@ class DeviceCopy:
     def __enter__(self) -> DeviceCopy:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.ExitStack() as stack:
             for buffer in self._buffers:
                 stack.callback(buffer.close)

@@ -40,7 +40,7 @@ _log = logging.getLogger("ftw")
 
 def load_host_tables(
     checkpoint: Checkpoint, tables: Iterable[TableVerdict], options: LoadOptions
-) -> dict[str, HostEmbedding | ShardedEmbedding]:
+) -> dict[str, HostEmbedding]:
     """Put tables into host memory that the device reads; return them by name. Close each.
 
     Raises:
@@ -94,9 +94,7 @@ def _fill(checkpoint: Checkpoint, targets: Iterable[tuple[TableRows, memoryview]
     checkpoint.read_many(requests, num_threads=options.num_threads)
 
 
-def _embed(
-    checkpoint: Checkpoint, part: TableRows, buffer: PinnedBuffer, options: LoadOptions
-) -> HostEmbedding | ShardedEmbedding:
+def _embed(checkpoint: Checkpoint, part: TableRows, buffer: PinnedBuffer, options: LoadOptions) -> HostEmbedding:
     """Page-lock rows, and return the module that looks them up, without padding rows at the end of the table."""
     buffer.pin(options.device)
     table, as_one = part.table, part.as_one

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ftw.checkpoint import Checkpoint, ModelConfig
     from ftw.loading.options import LoadOptions
-    from ftw.lookup import HostEmbedding, ShardedEmbedding
+    from ftw.lookup import HostEmbedding
     from ftw.pinned import MemoryReport
     from ftw.verdict import TableVerdict, Verdict
 
@@ -43,7 +43,7 @@ class LoadedModel:
         self,
         checkpoint: Checkpoint,
         verdict: Verdict,
-        tables: Mapping[str, HostEmbedding | ShardedEmbedding],
+        tables: Mapping[str, HostEmbedding],
         memory: MemoryReport,
         options: LoadOptions,
     ) -> None:
@@ -61,7 +61,7 @@ class LoadedModel:
         self._lock = threading.Lock()  # while the table is put on the device
 
     @property
-    def embedding(self) -> HostEmbedding | ShardedEmbedding:
+    def embedding(self) -> HostEmbedding:
         """The token embedding. One that stays on the GPU is loaded there on first use, and `weights` yields that copy.
 
         There it is whole, on every rank; `vocab_range` holds for its lookups all the same.

@@ -7,9 +7,4 @@ from ftw.lookup.embedding import HostEmbedding
 from ftw.lookup.row_options import RowOptions, make_embedding
 from ftw.lookup.sharded_embedding import ShardedEmbedding
 
-__all__ = [
-    "HostEmbedding",
-    "RowOptions",
-    "ShardedEmbedding",
-    "make_embedding",
-]
+__all__ = ["HostEmbedding", "RowOptions", "ShardedEmbedding", "make_embedding"]

@@ -23,7 +23,7 @@ from ftw.errors import LookupArgumentError, printable
 from ftw.kernels import HotRowBuffers
 from ftw.kernels.lookup import lookup
 from ftw.pinned import resolve_device
-from ftw.sizes import parse_size, whole_number
+from ftw.sizes import parse_nbytes, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,12 +141,12 @@ def count_slots(name: str, table: torch.Tensor, hot_rows: int | None, hot_bytes:
     subject = printable(name)
     if hot_rows is not None and hot_bytes is not None:
         raise LookupArgumentError(f"{subject}: hot_rows: found together with hot_bytes, one of them is needed")
+    asked = parse_nbytes(f"{subject}: hot_bytes", hot_bytes, LookupArgumentError)
+    slot_nbytes = max(table.shape[1] * table.element_size(), 1)
     if hot_rows is not None:
-        asked, slot_nbytes = _check_number(subject, "hot_rows", hot_rows), 1
-    elif hot_bytes is not None:
-        asked, slot_nbytes = _parse_bytes(subject, hot_bytes), max(table.shape[1] * table.element_size(), 1)
-    else:
-        return None
+        asked, slot_nbytes = whole_number(hot_rows), 1
+        if asked is None or asked < 0:
+            raise LookupArgumentError(f"{subject}: hot_rows: found {hot_rows!r}, a number from 0 on is needed")
     if not asked:
         return None
     if table.device.type != "cpu":
@@ -193,19 +193,3 @@ def check_hot_ids(
     if numbers.unique().numel() < numbers.numel():
         raise LookupArgumentError(f"{subject}: found an id twice, distinct ids are needed")
     return numbers - first_id
-
-
-def _parse_bytes(subject: str, size: int | str) -> int:
-    if not isinstance(size, str):
-        return _check_number(subject, "hot_bytes", size)
-    try:
-        return parse_size(size)
-    except ValueError as error:
-        raise LookupArgumentError(f"{subject}: hot_bytes: {error}") from error
-
-
-def _check_number(subject: str, what: str, value: int | None) -> int:
-    number = whole_number(value)
-    if number is None or number < 0:
-        raise LookupArgumentError(f"{subject}: {what}: found {value!r}, a number from 0 on is needed")
-    return number

@@ -47,7 +47,7 @@ class Prefetch:
             stream = torch.cuda.current_stream(rows.device)
             stream.wait_event(self._done)
             rows.record_stream(stream)
-        return rows
+        return self._queue.finish(rows)
 
     def drop(self) -> None:
         """Let go of the rows; the queue has let go of this."""
@@ -76,10 +76,17 @@ class SideStreams:
 
 
 class PrefetchQueue:
-    """The prefetches of one module that nobody has waited for yet, the oldest first; and where they run."""
+    """The prefetches of one module that nobody has waited for yet, the oldest first; and where they run.
 
-    def __init__(self, name: str, side_streams: SideStreams) -> None:
+    Attributes:
+        finish: Makes of rows that have been waited for what the module returns.
+    """
+
+    def __init__(
+        self, name: str, side_streams: SideStreams, finish: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows
+    ) -> None:
         self.subject = printable(name)
+        self.finish = finish
         self._side_streams = side_streams
         self._started: deque[Prefetch] = deque()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -124,7 +131,7 @@ class PrefetchQueue:
         return self._streams[device]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrefetchQueue:
-        return PrefetchQueue(self.subject, self._side_streams)
+        return PrefetchQueue(self.subject, self._side_streams, self.finish)
 
 
 def _is_capturing(stream: torch.cuda.Stream) -> bool:

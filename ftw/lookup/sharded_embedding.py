@@ -9,108 +9,58 @@ bytes, uint8 otherwise: NCCL and gloo add both, and neither adds int16.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ftw.errors import LookupArgumentError, printable
+from ftw.lookup.embedding import HostEmbedding
+from ftw.lookup.prefetch import PrefetchQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch.distributed import ProcessGroup
-
-    from ftw.kernels import HotRowBuffers
-    from ftw.lookup.embedding import HostEmbedding
-    from ftw.lookup.prefetch import Prefetch
-    from ftw.pinned import MemoryReport
 
 _UNIT_NBYTES = 4  # of the integers that are added, where rows consist of whole ones
 
 
-class ShardedEmbedding(nn.Module):
-    """Looks up rows of which each rank of a group holds its own, in a `HostEmbedding`.
+class ShardedEmbedding(HostEmbedding):
+    """Looks up rows of which each rank of a group holds its own, in a `HostEmbedding`, with which it shares all.
 
     Every rank has to call it with the same ids, in the same order of calls. It can be captured in a CUDA graph with
-    NCCL, once the group has communicated on that device, as it has after `ftw.load`.
+    NCCL, once the group has communicated on that device, as it has after `ftw.load`. For a prefetch ranks communicate
+    in the `wait` alone, which they have to call in the same order; and all of them drop prefetches, or none.
+
+    The table, its page-locked bytes and its hot rows are this rank's own, and so is the close. Ids that
+    `set_hot_rows` takes are this rank's; updating its hot rows needs no other rank.
 
     Attributes:
-        shard: This rank's rows; alone it gives zeros for the ids of other ranks.
         group: The ranks.
-        num_embeddings: Rows of all ranks together.
     """
 
     def __init__(self, shard: HostEmbedding, num_embeddings: int, group: ProcessGroup) -> None:
-        super().__init__()
-        self.shard = shard
-        self.num_embeddings = num_embeddings
+        nn.Module.__init__(self)
+        self.name, self.memory = shard.name, shard.memory
+        self.placement, self.ggml_type = shard.placement, shard.ggml_type
         self.group = group
+        self._num_embeddings = num_embeddings
+        self._shard = (shard,)  # a tuple, so that it is no submodule
+        self._format = shard._format
+        self._storage = shard._storage
+        finish = functools.partial(_add_up, group=group)
+        self._prefetches = PrefetchQueue(shard.name, self._storage.side_streams, finish)
 
     @property
-    def name(self) -> str:
-        """The table's tensor."""
-        return self.shard.name
+    def shard(self) -> HostEmbedding:
+        """This rank's rows; alone it gives zeros for the ids of other ranks."""
+        return self._shard[0]
 
     @property
-    def embedding_dim(self) -> int:
-        """Elements of one row."""
-        return self.shard.embedding_dim
-
-    @property
-    def vocab_range(self) -> tuple[int, int]:
-        """`(start, length)`: this rank holds the rows of the ids start to start + length - 1."""
-        return self.shard.vocab_range
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the values that a lookup returns."""
-        return self.shard.dtype
-
-    @property
-    def ggml_type(self) -> str | None:
-        """The GGUF type of packed rows; None for a plain table."""
-        return self.shard.ggml_type
-
-    @property
-    def placement(self) -> str:
-        """Where the rows are: "host"."""
-        return self.shard.placement
-
-    @property
-    def memory(self) -> MemoryReport | None:
-        """None; what loading cost stands in `LoadedModel.memory`."""
-        return self.shard.memory
-
-    @property
-    def table(self) -> torch.Tensor:
-        """This rank's rows. Do not use it after the close.
-
-        Raises:
-            ClosedError: The memory has been given back.
-        """
-        return self.shard.table
-
-    @property
-    def pinned_nbytes(self) -> int:
-        """Bytes that this rank has page-locked for its rows."""
-        return self.shard.pinned_nbytes
-
-    @property
-    def num_slices(self) -> int | None:
-        """Into how many slices, one for each layer, a row is cut; None for rows that are looked up whole."""
-        return self.shard.num_slices
-
-    @property
-    def scale(self) -> float | None:
-        """What rows are multiplied by; None for nothing."""
-        return self.shard.scale
-
-    @property
-    def hot(self) -> HotRowBuffers | None:
-        """This rank's hot rows, as `HostEmbedding.hot`."""
-        return self.shard.hot
+    def num_embeddings(self) -> int:
+        """Rows of all ranks together."""
+        return self._num_embeddings
 
     def forward(self, ids: torch.Tensor, *, layer: int | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the rows of `ids` on every rank; arguments and errors are those of `HostEmbedding.forward`.
@@ -119,53 +69,7 @@ class ShardedEmbedding(nn.Module):
         """
         if out is not None and not torch.compiler.is_compiling():
             self._check_out(out)
-        return self.reduce(self.shard(ids, layer=layer, out=out))
-
-    def set_hot_rows(self, ids: torch.Tensor | Sequence[int]) -> None:
-        """Make the rows of these ids, all of them this rank's, its hot ones, as `HostEmbedding.set_hot_rows` does.
-
-        Raises:
-            LookupArgumentError: They are not this rank's, or not distinct or too many, or none were asked for.
-            ClosedError: The memory has been given back.
-        """
-        self.shard.set_hot_rows(ids)
-
-    def update_hot_rows(self) -> None:
-        """Make this rank's rows that are read most its hot ones; it needs no other rank, and may have no room.
-
-        Raises:
-            LookupArgumentError: No hot rows were asked for.
-            ClosedError: The memory has been given back.
-        """
-        self.shard.update_hot_rows()
-
-    def hot_ids(self) -> torch.Tensor:
-        """Return the ids whose rows are hot on this rank, as `HostEmbedding.hot_ids` does.
-
-        Raises:
-            LookupArgumentError: No hot rows were asked for.
-            ClosedError: The memory has been given back.
-        """
-        return self.shard.hot_ids()
-
-    def prefetch(self, ids: torch.Tensor, *, layer: int | None = None) -> ShardedPrefetch:
-        """Start a lookup of this rank's rows on a side stream, as `HostEmbedding.prefetch` does.
-
-        Ranks communicate in the `wait` alone, which they have to call in the same order.
-        """
-        return ShardedPrefetch(self, self.shard.prefetch(ids, layer=layer))
-
-    def wait(self) -> torch.Tensor:
-        """Return the rows of the oldest prefetch that was not waited for.
-
-        Raises:
-            LookupArgumentError: There is none.
-        """
-        return self.reduce(self.shard.wait())
-
-    def drop_prefetches(self) -> None:
-        """Forget the prefetches that nobody has waited for; all ranks have to."""
-        self.shard.drop_prefetches()
+        return self.reduce(super().forward(ids, layer=layer, out=out))
 
     def reduce(self, rows: torch.Tensor) -> torch.Tensor:
         """Make whole rows, in place, of those that each rank's `shard` has given for the same ids; return them.
@@ -174,11 +78,11 @@ class ShardedEmbedding(nn.Module):
             rows: Contiguous, `[..., columns]`, of the same shape and dtype on all ranks; at an address that is a
                 multiple of 4 where the bytes of a row are.
         """
-        if rows.numel() and self.group.size() > 1:
-            row_nbytes = rows.shape[-1] * rows.element_size()
-            bits = rows.view(torch.uint8 if row_nbytes % _UNIT_NBYTES else torch.int32)
-            dist.all_reduce(bits, group=self.group)
-        return rows
+        return _add_up(rows, self.group)
+
+    def extra_repr(self) -> str:
+        """Describe the whole table for `repr`."""
+        return f"{super().extra_repr()}, rank={self.group.rank()}, size={self.group.size()}"
 
     def _check_out(self, out: torch.Tensor) -> None:
         """Check what `reduce` needs before any rank waits for the others in it."""
@@ -189,28 +93,13 @@ class ShardedEmbedding(nn.Module):
             problem = f"found address {out.data_ptr()}, {offset} bytes into its storage"
             raise LookupArgumentError(f"{printable(self.name)}: out: {problem}, a multiple of {_UNIT_NBYTES} is needed")
 
-    def close(self) -> None:
-        """Give this rank's memory back, once the device has finished; a CUDA graph that reads it must have ended."""
-        self.shard.close()
-
-    def extra_repr(self) -> str:
-        """Describe the whole table for `repr`."""
-        return f"{self.num_embeddings}, {self.embedding_dim}, rank={self.group.rank()}, size={self.group.size()}"
-
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedEmbedding:
         return ShardedEmbedding(copy.deepcopy(self.shard, memo), self.num_embeddings, self.group)
 
 
-class ShardedPrefetch(NamedTuple):
-    """A prefetch of a `ShardedEmbedding`."""
-
-    embedding: ShardedEmbedding
-    own: Prefetch
-
-    def wait(self) -> torch.Tensor:
-        """Make the current stream wait for this rank's rows, and return the sum over all ranks.
-
-        Raises:
-            LookupArgumentError: They have been waited for already.
-        """
-        return self.embedding.reduce(self.own.wait())
+def _add_up(rows: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    if rows.numel() and group.size() > 1:
+        row_nbytes = rows.shape[-1] * rows.element_size()
+        bits = rows.view(torch.uint8 if row_nbytes % _UNIT_NBYTES else torch.int32)
+        dist.all_reduce(bits, group=group)
+    return rows

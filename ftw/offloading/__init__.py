@@ -8,15 +8,6 @@ from ftw.offloading.offloader import check_room, copy_to_host, plan_offload, run
 from ftw.offloading.table_modules import find_table, is_table_module
 
 __all__ = [
-    "ModelTable",
-    "OffloadedModel",
-    "check_room",
-    "copy_to_host",
-    "find_model_tables",
-    "find_table",
-    "is_table_module",
-    "offload_tables",
-    "plan_offload",
-    "replace_module",
-    "run_offload",
-]
+    "ModelTable", "OffloadedModel", "check_room", "copy_to_host", "find_model_tables", "find_table", "is_table_module",
+    "offload_tables", "plan_offload", "replace_module", "run_offload",
+]  # fmt: skip

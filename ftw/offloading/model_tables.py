@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from ftw.offloading.offloader import OffloadPlan
 
-    # Makes what takes a module's place of what looks its rows up; the last argument is the size of the hot rows.
-    Wrap = Callable[["ModelTable", HostEmbedding, int | None], HostEmbedding]
+    # Makes what takes a module's place of what looks its rows up; the second argument is the size of the hot rows.
+    Wrap = Callable[["ModelTable", int | None, HostEmbedding], HostEmbedding]
 
 _MIN_NBYTES = 1 << 20  # of a table whose name tells nothing
 
@@ -137,7 +137,7 @@ def offload_tables(
     for table in tables:
         if table.path in plans:
             hot = hot_bytes if table.role == TOKEN_EMBEDDING else None
-            embedding = run_offload(plans[table.path], wrap and partial(_wrap, wrap, table, hot))
+            embedding = run_offload(plans[table.path], wrap and partial(wrap, table, hot))
             replace_module(model, table.path, embedding)
             moved[table.path] = embedding
     return OffloadedModel(moved, left)
@@ -148,10 +148,6 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     module.train(model.get_submodule(path).training)
     setattr(model.get_submodule(parent), name, module)
-
-
-def _wrap(wrap: Wrap, table: ModelTable, hot: int | None, host: HostEmbedding) -> HostEmbedding:
-    return wrap(table, host, hot)
 
 
 def _tables_on_host(model: nn.Module) -> dict[str, str]:
@@ -166,9 +162,8 @@ def _check_is_whole(table: ModelTable, plan: OffloadPlan) -> None:
     if plan.options.vocab_range not in (None, (0, num_ids)):
         start, length = plan.options.vocab_range or (0, 0)
         problem = f"holds the ids {start} to {start + length - 1} of {num_ids}, and its forward sums over the ranks"
-        raise NotEligibleError(
-            f"{printable(plan.name)}: module: {problem}; offload the module itself, and sum yourself"
-        )
+        advice = "offload the module itself, and sum yourself"
+        raise NotEligibleError(f"{printable(plan.name)}: module: {problem}; {advice}")
 
 
 def _other_role(path: str) -> str:

@@ -125,9 +125,8 @@ def _check_not_capturing(subject: str, *devices: torch.device) -> None:
         if device.type == "cuda":
             with torch.cuda.device(device):
                 if torch.cuda.is_current_stream_capturing():
-                    raise NotEligibleError(
-                        f"{subject}: {device}: a CUDA graph is being captured, offload before or after"
-                    )
+                    problem = "a CUDA graph is being captured, offload before or after"
+                    raise NotEligibleError(f"{subject}: {device}: {problem}")
 
 
 def _check_is_sole(tensor: torch.Tensor, owner: nn.Module | None, subject: str) -> None:

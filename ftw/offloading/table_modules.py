@@ -52,9 +52,8 @@ def find_table(module: nn.Module, parameter: str | None, subject: str) -> Table:
     if is_parametrized(module):
         raise NotEligibleError(f"{subject}: module: has parametrizations, which compute its table at every use")
     if getattr(module, "max_norm", None) is not None:
-        raise NotEligibleError(
-            f"{subject}: module: has max_norm={module.max_norm}, which changes rows while they are read"
-        )
+        problem = f"has max_norm={module.max_norm}, which changes rows while they are read"
+        raise NotEligibleError(f"{subject}: module: {problem}")
     if parameter is None:
         _check_is_plain_lookup(module, subject)
     name = table_name(parameter)
@@ -91,9 +90,8 @@ def _check_is_plain_lookup(module: nn.Module, subject: str) -> None:
         raise NotEligibleError(f"{subject}: module: has hooks, which would be lost; remove them, or {instead}")
     method = type(getattr(module, "quant_method", None)).__name__
     if method not in ("NoneType", "UnquantizedEmbeddingMethod"):
-        raise NotEligibleError(
-            f"{subject}: module: its rows are quantised ({method}), plain rows are needed; {instead}"
-        )
+        problem = f"its rows are quantised ({method}), plain rows are needed"
+        raise NotEligibleError(f"{subject}: module: {problem}; {instead}")
 
 
 def _is_vocab_parallel(module: nn.Module) -> bool:

@@ -10,13 +10,6 @@ from ftw.pinned.driver import load_driver
 from ftw.pinned.memory_report import MemoryMonitor, MemoryReport, MemorySnapshot, snapshot
 
 __all__ = [
-    "MemoryMonitor",
-    "MemoryReport",
-    "MemorySnapshot",
-    "PinnedBuffer",
-    "check_pin_budget",
-    "load_driver",
-    "resolve_device",
-    "snapshot",
-    "tensor_over",
-]
+    "MemoryMonitor", "MemoryReport", "MemorySnapshot", "PinnedBuffer", "check_pin_budget", "load_driver",
+    "resolve_device", "snapshot", "tensor_over",
+]  # fmt: skip

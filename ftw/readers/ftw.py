@@ -119,9 +119,8 @@ class FtwReader:
             files.append(self._open_shard(name, nbytes))
             position += nbytes
         if position != index["total_bytes"]:
-            raise self._error(
-                "total_bytes", f"is {short_repr(index['total_bytes'])}, the shards hold {short_repr(position)}"
-            )
+            problem = f"is {short_repr(index['total_bytes'])}, the shards hold {short_repr(position)}"
+            raise self._error("total_bytes", problem)
         return tuple(files)
 
     def _open_shard(self, name: str, nbytes: int) -> WeightFile:
@@ -149,15 +148,12 @@ class FtwReader:
                 problem = f"begins at {short_repr(tensor.offset)}, the shards hold {short_repr(total_bytes)} bytes"
                 raise self._error(tensor.name, problem)
             if tensor.nbytes and tensor.offset < position:
-                raise self._error(
-                    tensor.name, f"begins at {short_repr(tensor.offset)} and overlaps the tensor before it"
-                )
+                problem = f"begins at {short_repr(tensor.offset)} and overlaps the tensor before it"
+                raise self._error(tensor.name, problem)
             position = max(position, tensor.offset + align_up(tensor.nbytes, ALIGNMENT))
             if position > total_bytes:
-                problem = (
-                    f"ends at {short_repr(position)} with its padding, the shards hold {short_repr(total_bytes)} bytes"
-                )
-                raise self._error(tensor.name, problem)
+                problem = f"ends at {short_repr(position)} with its padding"
+                raise self._error(tensor.name, f"{problem}, the shards hold {short_repr(total_bytes)} bytes")
         return placed
 
     def _read_side_files(self, names: object) -> None:
@@ -165,9 +161,8 @@ class FtwReader:
         if names is None:
             return
         if not isinstance(names, list) or not all(_is_in_folder(name) for name in names):
-            raise self._error(
-                "side_files", f"is {short_repr(names)}, a list of file names in the same folder is needed"
-            )
+            problem = f"is {short_repr(names)}, a list of file names in the same folder is needed"
+            raise self._error("side_files", problem)
         region = set(self.tensors)
         files = list(self.files)
         for name in names:

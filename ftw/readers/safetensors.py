@@ -179,10 +179,8 @@ def _read_places(stream: JsonStream, index: Index) -> None:
             budget.take(2 * KEY_NBYTES + getsizeof(shard), path, "weight_map")
             inside[shard] = shard
         if not isinstance(shard, str) or shard not in inside:
-            problem = (
-                f"file name {short_repr(shard)}, a path of a {_SUFFIX} file inside the checkpoint's folder is needed"
-            )
-            raise CheckpointError(path, name, problem)
+            needed = f"a path of a {_SUFFIX} file inside the checkpoint's folder is needed"
+            raise CheckpointError(path, name, f"file name {short_repr(shard)}, {needed}")
         weight_map[name] = inside[shard]
     budget.give_back(KEY_NBYTES * len(weight_map))
 

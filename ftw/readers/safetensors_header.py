@@ -149,15 +149,12 @@ def _parse_entry(name: str, entry: Any, data_start: int, shard: str, path: Path,
         raise CheckpointError(path, name, f"data_offsets is {short_repr(offsets)}, [begin, end] in bytes is needed")
     begin, end = offsets
     if begin > end:
-        raise CheckpointError(
-            path, name, f"data_offsets end at {short_repr(end)}, before they begin at {short_repr(begin)}"
-        )
+        problem = f"data_offsets end at {short_repr(end)}, before they begin at {short_repr(begin)}"
+        raise CheckpointError(path, name, problem)
     bits = tensor_bits(dtype, shape)
     if bits != (end - begin) * 8:
-        problem = (
-            f"data_offsets span {short_repr(end - begin)} bytes, {dtype.name} {short_repr(shape)} takes {bits / 8:g}"
-        )
-        raise CheckpointError(path, name, problem)
+        takes = f"{dtype.name} {short_repr(shape)} takes {bits / 8:g}"
+        raise CheckpointError(path, name, f"data_offsets span {short_repr(end - begin)} bytes, {takes}")
     kept = budget.keep_shape(shape, path, "header")
     return TensorInfo(name, dtype.name, kept, data_start + begin, end - begin, shard)
 

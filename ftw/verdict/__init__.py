@@ -9,15 +9,6 @@ from ftw.verdict.report import Report, inspect
 from ftw.verdict.verdict import TableVerdict, Verdict, judge
 
 __all__ = [
-    "Budget",
-    "BudgetSide",
-    "Embed",
-    "Placement",
-    "Report",
-    "TableVerdict",
-    "Verdict",
-    "inspect",
-    "judge",
-    "plan_placement",
-    "refusal",
-]
+    "Budget", "BudgetSide", "Embed", "Placement", "Report", "TableVerdict", "Verdict", "inspect", "judge",
+    "plan_placement", "refusal",
+]  # fmt: skip

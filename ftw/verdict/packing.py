@@ -88,10 +88,9 @@ def _inferred(tensor: TensorInfo, config: ModelConfig) -> Packing:
     if not padding or config.vocab_size == stored_rows:  # FreeToken 0.1 did not pad
         return Packing(known.name, stored_rows, columns)
     if config.vocab_size != stored_rows - padding:
-        found = (
-            f"of its {stored_rows} rows {padding} may be padding, and the metadata tell of {config.vocab_size or 'no'}"
-        )
-        raise UnknownPackingError(f"its index records no logical_shape: {found} tokens")
+        found = f"of its {stored_rows} rows {padding} may be padding"
+        told = f"the metadata tell of {config.vocab_size or 'no'} tokens"
+        raise UnknownPackingError(f"its index records no logical_shape: {found}, and {told}")
     return Packing(known.name, stored_rows - padding, columns)
 
 
@@ -106,10 +105,8 @@ def _choose_type(fitting: list[GgmlType], row_nbytes: int, columns: int, config:
     for wanted in (_EMBEDDING_TYPES.get(file_type), *_prefixes(file_type)):
         if wanted in names:
             return fitting[names.index(wanted)]
-    told = f"is {file_type}" if file_type else "is missing"
-    raise UnknownPackingError(
-        f"{unrecorded} may be {' or '.join(names)}, and {FILE_TYPE_KEY} {told}; convert it with ftw"
-    )
+    told = f"{FILE_TYPE_KEY} is {file_type or 'missing'}"
+    raise UnknownPackingError(f"{unrecorded} may be {' or '.join(names)}, and {told}; convert it with ftw")
 
 
 def _prefixes(file_type: str) -> list[str]:

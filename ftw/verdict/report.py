@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint import Checkpoint, open_checkpoint
@@ -53,7 +53,7 @@ class Report:
                 "eligible": self.is_host_eligible,
                 "nbytes": sum(table.nbytes for table in self.verdict.eligible_tables),
             },
-            "gain": {key: getattr(self.gain, key) for key in _GAIN_KEYS},
+            "gain": asdict(self.gain),
             **({} if self.budget is None else {"budget": _budget_dict(self.budget)}),
             "warnings": list(self.verdict.warnings),
             "left_out": [entry._asdict() for entry in self.left_out],
@@ -61,7 +61,6 @@ class Report:
 
 
 _TABLE_KEYS = ("name", "role", "rows", "columns", "dtype", "row_bytes", "nbytes", "eligible", "reason", "detail")
-_GAIN_KEYS = ("vram_bytes", "expert_slot_bytes", "expert_slots", "kv_bytes_per_token", "kv_tokens")
 
 
 def inspect(
@@ -108,10 +107,4 @@ def _inspect(checkpoint: Checkpoint, vram_bytes: int | None) -> Report:
 
 
 def _budget_dict(budget: Budget) -> dict[str, Any]:
-    return {
-        "vram_bytes": budget.vram_bytes,
-        "weights_bytes": budget.weights_bytes,
-        "expert_bytes": budget.expert_bytes,
-        "before": budget.before._asdict(),
-        "after": budget.after._asdict(),
-    }
+    return {**asdict(budget), "before": budget.before._asdict(), "after": budget.after._asdict()}

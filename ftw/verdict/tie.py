@@ -142,9 +142,8 @@ def _judge_shared(
         detail = f"a tie is claimed by {', '.join(claim.evidence)}, but {name} is stored with other bytes"
         return Tie(None, "tie_conflict", evidence, detail)
     if not config.is_present:
-        return Tie(
-            None, "ok", evidence, f"{name} is stored with other bytes, and there is no config.json to claim a tie"
-        )
+        detail = f"{name} is stored with other bytes, and there is no config.json to claim a tie"
+        return Tie(None, "ok", evidence, detail)
     return Tie(False, "ok", evidence, f"untied: {_claim_words(config)} and {name} is stored")
 
 

@@ -312,9 +312,9 @@ def test_no_room_means_no_hot_rows(options: dict[str, object]) -> None:
         ({"hot_rows": ""}, "hot_rows: found ''"),
         ({"hot_rows": 0.0}, "hot_rows: found 0.0"),
         ({"hot_bytes": ""}, "hot_bytes: '' is not a size"),
-        ({"hot_bytes": 0.0}, "hot_bytes: found 0.0"),
+        ({"hot_bytes": 0.0}, "hot_bytes: 0.0 is neither bytes, 0 or more, nor a size"),
         ({"hot_bytes": "much"}, "hot_bytes: 'much' is not a size"),
-        ({"hot_bytes": -8}, "hot_bytes: found -8"),
+        ({"hot_bytes": -8}, "hot_bytes: -8 is neither bytes, 0 or more, nor a size"),
     ],
     ids=[
         "both",

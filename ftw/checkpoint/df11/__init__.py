@@ -5,6 +5,4 @@ Imports: `ftw.files`. No torch; numpy where a table is read.
 
 from ftw.checkpoint.df11.tables import DECODED_ROLES
 
-__all__ = [
-    "DECODED_ROLES",
-]
+__all__ = ["DECODED_ROLES"]

@@ -128,9 +128,8 @@ def _check_division(source: str, config: ModelConfig) -> None:
     for key, needed in _DIVISION.items():
         found = division.get(key, needed) if isinstance(division, dict) else needed
         if found != needed:
-            raise CheckpointError(
-                source, f"config.json: {_CONFIG_KEY}.{key}", f"is {short_repr(found)}, {needed} is needed"
-            )
+            subject = f"config.json: {_CONFIG_KEY}.{key}"
+            raise CheckpointError(source, subject, f"is {short_repr(found)}, {needed} is needed")
 
 
 def _check_sizes(source: str, stored: Mapping[str, TensorInfo]) -> None:
@@ -174,8 +173,6 @@ def _shape_of(source: str, path: str, role: str, elements: int, config: ModelCon
     for shape in told:
         if shape[0] * shape[1] == elements:
             return shape
-    found = (
-        f"config.json tells {', '.join(str(list(shape)) for shape in told)}" if told else "config.json tells nothing"
-    )
-    problem = f"DF11 does not store the shape of its {elements} elements and {found}, {names} are needed"
-    raise CheckpointError(source, path, problem)
+    found = ", ".join(str(list(shape)) for shape in told) or "nothing"
+    problem = f"DF11 does not store the shape of its {elements} elements and config.json tells {found}"
+    raise CheckpointError(source, path, f"{problem}, {names} are needed")

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from ftw.files import DIRECT_ALIGNMENT, DIRECT_MIN_JOB_NBYTES, OpenFile
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.writing.shard_plan import Chunk, ChunkPart
     from ftw.files import WeightFile
@@ -76,9 +74,7 @@ class _LatestFile:
     def __enter__(self) -> _LatestFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._close(is_read=error is None)
 
     def open(self, file: WeightFile) -> OpenFile:

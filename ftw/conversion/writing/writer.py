@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from pathlib import Path
-    from types import TracebackType
 
     from ftw.conversion.writing.shard_plan import Chunk, ChunkPart, ShardPlan
     from ftw.tensors import TensorInfo
@@ -79,9 +78,7 @@ class FtwWriter:
     def __enter__(self) -> FtwWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while True:
             try:  # what has a checksum is written: the next conversion may resume it
                 for reader in self._readers:

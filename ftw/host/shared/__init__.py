@@ -5,7 +5,4 @@ Imports: `ftw.host`. No torch.
 
 from ftw.host.shared.segment import SharedSegment, open_segment
 
-__all__ = [
-    "SharedSegment",
-    "open_segment",
-]
+__all__ = ["SharedSegment", "open_segment"]

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _SCALED = "ScaledWordEmbedding"  # ends the names of transformers' classes that multiply rows by `embed_scale`
-_SCALING = frozenset(
-    "super forward embed_scale to weight dtype".split()
-)  # all that a forward names which does just that
+_SCALING = frozenset("super forward embed_scale to weight dtype".split())  # all that their forward names
 
 
 class TransformersEmbedding(HostEmbedding):

@@ -90,10 +90,8 @@ def _check_format(checkpoint: Checkpoint, embed: str) -> None:
         return
     for role, module in find_other_tables(checkpoint.tensors, [], checkpoint.source):
         if role == NGRAM_EMBEDDING:
-            problem = (
-                "is an n-gram table, which transformers puts together while it loads; embed 'gpu' leaves that to it"
-            )
-            raise NotEligibleError(f"{source}: {printable(module.path)}: {problem}")
+            problem = "is an n-gram table, which transformers puts together while it loads"
+            raise NotEligibleError(f"{source}: {printable(module.path)}: {problem}; embed 'gpu' leaves that to it")
 
 
 def _load_weights(

@@ -144,7 +144,7 @@ def offload_model(
     def is_scaled(module: nn.Module) -> bool:
         return scale_of(module, weight_of(module).dtype, type(module).__name__) is not None
 
-    def wrap(table: ModelTable, host: HostEmbedding, hot: int | None) -> HostEmbedding:
+    def wrap(table: ModelTable, hot: int | None, host: HostEmbedding) -> HostEmbedding:
         return make_replacement(table.module, host, devices[table.path], hot)
 
     try:

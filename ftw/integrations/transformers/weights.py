@@ -20,7 +20,6 @@ from ftw.loading import DeviceCopy, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from types import TracebackType
 
     from torch import nn
 
@@ -57,12 +56,10 @@ class LazyWeights:
         self._copy.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:  # after an error threads of transformers' may still be at work
             self._is_closed = True
-            self._copy.__exit__(kind, error, traceback)
+            self._copy.__exit__()
 
     def read(self, tensor: TensorInfo, dtype: torch.dtype | None) -> torch.Tensor:
         """Return a tensor on the device, ready for work on the stream that was current when this was made."""

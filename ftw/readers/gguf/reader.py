@@ -217,10 +217,8 @@ def _place_tensors(header: GgufHeader, alignment: int, file: WeightFile, shard: 
         _check_end(raw, start + raw.nbytes, alignment, file)
         if raw.nbytes:
             if start < position:
-                problem = (
-                    f"begins at byte {start} of the file and overlaps the tensor before it, which ends at {position}"
-                )
-                raise CheckpointError(file.path, raw.name, problem)
+                problem = f"overlaps the tensor before it, which ends at {position}"
+                raise CheckpointError(file.path, raw.name, f"begins at byte {start} of the file and {problem}")
             position = start + raw.nbytes
         tensors.append(_tensor_info(raw, start, shard))
     return tensors
