@@ -20,8 +20,8 @@ from ftw.errors import printable
 from ftw.host import HostLimits
 from ftw.loading.device_copy import torch_dtype
 from ftw.loading.dummy import fill_dummy
+from ftw.loading.options import LoadOptions, row_options
 from ftw.loading.shared_tables import open_shared_rows
-from ftw.loading.table_options import row_options
 from ftw.loading.table_rows import TableRows, count_rows, rank_range, token_range
 from ftw.lookup import HostEmbedding, ShardedEmbedding, make_embedding
 from ftw.pinned import PinnedBuffer, check_pin_budget, tensor_over
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ftw.checkpoint import Checkpoint
-    from ftw.loading.options import LoadOptions
     from ftw.verdict import TableVerdict
 
 _NOT_ASKED = HostLimits(None, None, None, is_wsl=False)

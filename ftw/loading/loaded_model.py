@@ -11,7 +11,7 @@ import torch
 
 from ftw.errors import ClosedError, NotEligibleError, printable
 from ftw.loading.device_copy import DeviceCopy
-from ftw.loading.table_options import row_options
+from ftw.loading.options import LoadOptions, row_options
 from ftw.lookup import make_embedding
 from ftw.verdict import refusal
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ftw.checkpoint import Checkpoint, ModelConfig
-    from ftw.loading.options import LoadOptions
     from ftw.lookup import HostEmbedding
     from ftw.pinned import MemoryReport
     from ftw.verdict import TableVerdict, Verdict

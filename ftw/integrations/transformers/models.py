@@ -127,7 +127,7 @@ def offload_model(
     *,
     device: torch.device | str | None = None,
     max_pinned_bytes: int | None = None,
-    hot_bytes: int | None = None,
+    hot_bytes: int | str | None = None,
     strict: bool = True,
 ) -> OffloadedModel:
     """Move the lookup tables of a model of transformers, or of one that holds such, to host memory.
@@ -153,7 +153,7 @@ def offload_model(
             tables,
             device=device,
             max_pinned_bytes=max_pinned_bytes,
-            hot_bytes=hot_bytes,
+            hot_bytes=parse_nbytes("hot_bytes", hot_bytes, LookupArgumentError),
             strict=strict,
             is_scaled=is_scaled,
             wrap=wrap,
