@@ -57,6 +57,9 @@ def resolve_target(given: str | os.PathLike[str]) -> Path:
         found = f"its name has {len(os.fsencode(target.name))} bytes"
         most = _MAX_NAME_NBYTES - len(StagingFolder(Path("")).path.name)
         raise _refusal(target, f"{found}, at most {most} are allowed, since a longer one is used while it is written")
+    above = next((folder for folder in target.parents if os.path.lexists(folder)), target)
+    if not above.is_dir():
+        raise _refusal(target, f"lies below {printable(str(above))}, which is a file; a folder is needed there")
     return target
 
 

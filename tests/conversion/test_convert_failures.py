@@ -411,10 +411,13 @@ def test_convert_takes_the_threads_that_there_can_be(tmp_path, monkeypatch, allo
     [
         ("/", "/: target: (is a mount point|and the source)"),
         ("a\0b", r"a\\x00b: target: contains a zero byte, which is not allowed in a file name"),
+        ("file/below/it", "file/below/it: target: lies below .*file, which is a file; a folder is needed there"),
     ],
-    ids=["root", "zero-byte"],
+    ids=["root", "zero-byte", "below-a-file"],
 )
-def test_convert_refuses_targets_that_no_folder_can_be(tmp_path, target, problem, options):
+def test_convert_refuses_targets_that_no_folder_can_be(tmp_path, monkeypatch, target, problem, options):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_bytes(b"")
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     with pytest.raises(OutputError, match=problem):
         ftw.convert(source, target, **options)

@@ -16,7 +16,7 @@ from transformers.models.bart.modeling_bart import BartScaledWordEmbedding
 from transformers_models import Saved, assert_same_weights, bits_of, logits, random_ids, save
 
 import ftw
-from ftw.integrations.transformers import load
+from ftw.integrations.transformers import load, offload_model
 from ftw.integrations.transformers.embedding import TransformersEmbedding, scale_of
 
 TABLE = "model.embed_tokens.weight"
@@ -259,3 +259,10 @@ def test_scaled_module_with_a_hook_does_more_than_that() -> None:
     module = BartScaledWordEmbedding(50, 12, 1, embed_scale=32.0)
     module.register_forward_hook(lambda *_: None)
     assert scale_of(module, torch.float32, "table") is None
+
+
+def test_hot_bytes_of_a_whole_model_may_be_a_size(saved: Saved) -> None:
+    moved = offload_model(saved.load(), hot_bytes="1KiB")
+    hot = moved.tables["model.embed_tokens"].hot
+    assert hot is not None
+    assert 0 < hot.rows.nbytes <= 1024
