@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftw.conversion.staging import StagingFolder
 from ftw.errors import OutputError, printable
+from ftw.files import MAX_NAME_NBYTES
 from ftw.host import fsync_folder
 from ftw.readers import INDEX_NAME
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ftw.checkpoint import Checkpoint
-
-_MAX_NAME_NBYTES = 255  # of a file, by Linux
 
 
 class Standing(Enum):
@@ -53,9 +52,9 @@ def resolve_target(given: str | os.PathLike[str]) -> Path:
     target = Path(os.path.realpath(given))
     if target.is_symlink():  # links have been followed, so it leads to itself
         raise _refusal(target, "is a link that leads back to itself, the name of a folder is needed")
-    if len(os.fsencode(StagingFolder(target).path.name)) > _MAX_NAME_NBYTES:
+    if len(os.fsencode(StagingFolder(target).path.name)) > MAX_NAME_NBYTES:
         found = f"its name has {len(os.fsencode(target.name))} bytes"
-        most = _MAX_NAME_NBYTES - len(StagingFolder(Path("")).path.name)
+        most = MAX_NAME_NBYTES - len(StagingFolder(Path("")).path.name)
         raise _refusal(target, f"{found}, at most {most} are allowed, since a longer one is used while it is written")
     above = next((folder for folder in target.parents if os.path.lexists(folder)), target)
     if not above.is_dir():

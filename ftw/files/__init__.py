@@ -5,7 +5,7 @@ Imports: `ftw.host`. No torch.
 
 from ftw.files.file_signatures import find_impostor
 from ftw.files.json_stream import JsonStream
-from ftw.files.links import is_inside, is_name_inside, is_outside
+from ftw.files.links import MAX_NAME_NBYTES, is_inside, is_name_inside, is_outside
 from ftw.files.parallel_read import Part, default_num_threads, parse_num_threads, read_parts
 from ftw.files.strict_json import (
     MAX_DEPTH,
@@ -20,7 +20,8 @@ from ftw.files.strict_json import (
 from ftw.files.weight_file import DIRECT_ALIGNMENT, DIRECT_MIN_JOB_NBYTES, OpenFile, WeightFile
 
 __all__ = [
-    "DIRECT_ALIGNMENT", "DIRECT_MIN_JOB_NBYTES", "MAX_DEPTH", "MAX_NBYTES", "JsonStream", "OpenFile", "Part",
-    "WeightFile", "are_counts", "default_num_threads", "find_impostor", "is_count", "is_inside", "is_name_inside",
-    "is_outside", "json_type", "open_json_file", "parse_num_threads", "read_json_file", "read_parts", "short_repr",
+    "DIRECT_ALIGNMENT", "DIRECT_MIN_JOB_NBYTES", "MAX_DEPTH", "MAX_NAME_NBYTES", "MAX_NBYTES", "JsonStream",
+    "OpenFile", "Part", "WeightFile", "are_counts", "default_num_threads", "find_impostor", "is_count", "is_inside",
+    "is_name_inside", "is_outside", "json_type", "open_json_file", "parse_num_threads", "read_json_file", "read_parts",
+    "short_repr",
 ]  # fmt: skip
