@@ -24,7 +24,12 @@ ROOMS = {
     "checkpoint": {"ground", "host", "files", "hub", "readers", "readers.gguf", "checkpoint.df11"},
     "checkpoint.df11": {"ground", "files", "checkpoint"},
     "verdict": {"ground", "readers", "checkpoint", "checkpoint.df11"},
-    "conversion": {"ground", "host", "files", "readers", "checkpoint", "verdict", "conversion.writing"},
+    "conversion.recipes": {"ground"},
+    "conversion.families": {"ground", "checkpoint", "conversion.recipes"},
+    "conversion.freetoken": {"ground", "files", "readers", "checkpoint", "conversion.recipes", "conversion.families"},
+    "conversion": {
+        *("ground", "host", "files", "readers", "checkpoint", "verdict", "conversion.writing", "conversion.freetoken"),
+    },
     "conversion.writing": {"ground", "host", "files", "readers", "checkpoint"},
     "pinned": {"ground", "host"},
     "kernels": {"ground", "kernels.jit"},

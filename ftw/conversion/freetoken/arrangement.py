@@ -1,0 +1,173 @@
+"""Arrangement: the tensors of a checkpoint as FreeToken stores them, which can be read like those of a checkpoint.
+
+Nothing is made until it is read, and then just the bytes that are asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ftw.conversion.families.table import FAMILIES, find_family
+from ftw.conversion.freetoken.banks import Banks, make_banks, parse_expert_name
+from ftw.conversion.freetoken.dense import arrange_dense, rename
+from ftw.conversion.freetoken.needs_check import check_needs
+from ftw.conversion.recipes.dense_tensor import as_stored
+from ftw.conversion.recipes.recipe import Run, find_run
+from ftw.errors import CheckpointError
+from ftw.readers import LeftOut
+from ftw.tensors import TensorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ftw.checkpoint import Checkpoint
+    from ftw.conversion.families.family import Family
+    from ftw.conversion.freetoken.banks import ExpertName
+    from ftw.conversion.recipes.dense_tensor import DenseTensor
+    from ftw.conversion.recipes.recipe import Recipe
+    from ftw.files import WeightFile
+
+_BANK = "experts_bank"
+_NO_PLACE = "FreeToken's model has no place for it"
+_NOT_USED = "FreeToken's kernels for experts do not use it"
+
+
+class FreetokenArrangement:
+    """The tensors of a checkpoint as FreeToken stores them.
+
+    Attributes:
+        source: The checkpoint's name, for messages.
+        tensors: By name, in the order in which they are written; `offset` and `shard` say nothing.
+        left_out: Tensors of the checkpoint that nothing is made of, with the reason.
+        index_entries: Keys of the index of an FTW that holds them.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Plan all.
+
+        Raises:
+            CheckpointError: FreeToken serves no such model, or a tensor that its model needs is missing or has a form
+                that it does not take.
+        """
+        family = _find_family(checkpoint)
+        self.source = checkpoint.source
+        self._checkpoint = checkpoint
+        sorted_tensors = _Sorted(checkpoint, family)
+        config = checkpoint.config
+        banks = Banks()
+        if sorted_tensors.experts:
+            banks = make_banks(
+                self.source,
+                family.banks,
+                sorted_tensors.experts,
+                num_experts=config.num_experts or 0,
+                hidden_size=config.hidden_size or 0,
+            )
+        dense = arrange_dense(self.source, family, sorted_tensors.dense)
+        if family.finish is not None:
+            dense = family.finish(checkpoint, dense)
+        kept = check_needs(checkpoint, family, dense)
+        self._recipes: dict[str, Recipe] = {}
+        self._tensors: dict[str, TensorInfo] = {}
+        for tensor in kept:
+            self._add(tensor.name, tensor.dtype, tensor.shape, tensor.recipe, "weight")
+        for bank in banks.tensors:
+            self._add(bank.name, bank.dtype, bank.shape, bank.recipe, _BANK)
+        names = {tensor.name for tensor in kept}
+        others = [origin for tensor in dense if tensor.name not in names for origin in tensor.recipe.iter_sources()]
+        self.left_out = (
+            *sorted_tensors.left_out,
+            *(LeftOut("tensor", name, _NO_PLACE) for name in dict.fromkeys(others)),
+            *(LeftOut("tensor", name, _NOT_USED) for name in banks.unused),
+        )
+        self.index_entries: dict[str, Any] = banks.index_entries()
+        self._check_ledger()
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """By name, in the order in which they are written; `offset` and `shard` say nothing."""
+        return MappingProxyType(self._tensors)
+
+    def sources_of(self, name: str) -> tuple[str, ...]:
+        """Return the names of the checkpoint's tensors that a tensor is made of, each once."""
+        return tuple(dict.fromkeys(self._recipes[name].iter_sources()))
+
+    def is_copy(self, name: str) -> bool:
+        """Tell whether a tensor is one of the checkpoint's as it is, under whatever name."""
+        recipe = self._recipes[name]
+        return isinstance(recipe, Run) and recipe.nbytes == self._checkpoint.find_tensor(recipe.name).nbytes
+
+    def find_bytes(self, name: str, offset: int, nbytes: int) -> tuple[WeightFile, int] | None:
+        """Return which file holds bytes of a tensor, and from where on; None if they must be made."""
+        run = find_run(self._recipes[name], offset, nbytes)
+        return None if run is None else self._checkpoint.find_bytes(run.name, run.offset, nbytes)
+
+    def read_into(self, name: str, buffer: Any, *, offset: int = 0) -> None:
+        """Fill a buffer with bytes of a tensor, from its byte `offset` on.
+
+        Memory: 16 MiB at most, whatever the tensor is made of.
+
+        Raises:
+            CheckpointError: A file of the checkpoint has changed.
+            OSError: The disk fails; it names the file.
+        """
+        self._recipes[name].read_into(memoryview(buffer).cast("B"), offset, self._read)
+
+    def read_many(self, requests: Iterable[tuple[str, Any, int]], *, num_threads: int | None = None) -> None:  # noqa: ARG002
+        """Fill several buffers, as `read_into` does, in this thread."""
+        for name, buffer, offset in requests:
+            self.read_into(name, buffer, offset=offset)
+
+    def _read(self, name: str, view: memoryview, offset: int) -> None:
+        self._checkpoint.read_many([(name, view, offset)], num_threads=1)
+
+    def _add(self, name: str, dtype: str, shape: tuple[int, ...], recipe: Recipe, kind: str) -> None:
+        if name in self._tensors:
+            first = next(iter(self._recipes[name].iter_sources()))
+            problem = f"and {next(iter(recipe.iter_sources()))} both become {name}"
+            raise CheckpointError(self.source, first, problem)
+        self._recipes[name] = recipe
+        self._tensors[name] = TensorInfo(name, dtype, shape, 0, recipe.nbytes, kind=kind)
+
+    def _check_ledger(self) -> None:
+        """Check that each tensor of the checkpoint goes somewhere or is left out for a reason."""
+        used = {source for recipe in self._recipes.values() for source in recipe.iter_sources()}
+        named = {entry.name for entry in self.left_out}
+        for name in self._checkpoint.tensors:
+            if name not in used and name not in named:
+                raise CheckpointError(self.source, name, "would be lost: no tensor of FreeToken's layout is made of it")
+
+
+class _Sorted:
+    """A checkpoint's tensors by what becomes of them, in FreeToken's order: by file, and in a file by name."""
+
+    def __init__(self, checkpoint: Checkpoint, family: Family) -> None:
+        self.dense: list[DenseTensor] = []
+        self.experts: list[tuple[ExpertName, TensorInfo]] = []
+        self.left_out: list[LeftOut] = []
+        tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.shard, tensor.name.encode()))
+        for position, tensor in enumerate(tensors):
+            reason = next((why for pattern, why in family.left_out if re.search(pattern, tensor.name)), None)
+            expert = parse_expert_name(tensor.name)
+            if reason is not None:
+                self.left_out.append(LeftOut("tensor", tensor.name, reason))
+            elif expert is not None:
+                self.experts.append((expert, tensor))
+            else:
+                self.dense.append(as_stored(tensor, rename(family, tensor.name), position))
+
+
+def _find_family(checkpoint: Checkpoint) -> Family:
+    if checkpoint.format == "gguf":
+        problem = "is a GGUF, --layout freetoken is made of safetensors; FreeToken reads a GGUF as it is"
+        raise CheckpointError(checkpoint.source, "layout", problem)
+    if any(tensor.kind == _BANK for tensor in checkpoint.tensors.values()):
+        raise CheckpointError(checkpoint.source, "layout", "is FreeToken's already; --layout plain copies it")
+    family = find_family(checkpoint)
+    if family is None:
+        known = ", ".join(name for family in FAMILIES for name in family.architectures)
+        problem = f"architecture is {checkpoint.config.architecture}, --layout freetoken knows {known}"
+        raise CheckpointError(checkpoint.source, "config.json", problem)
+    return family
