@@ -1,6 +1,6 @@
 """The families of models that FreeToken serves, a row for each: how their checkpoints become what its models load.
 
-The rules are those of FreeToken 0.2.1. A new family is a row in a module beside this one, its name below, and a test id.
+The rules are those of FreeToken 0.2.1. A new family is a row in a module beside this one, its name below, a test id.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class Joined:
             part.read_into(view[place : place + stop - start], start, read)
 
     def iter_parts(self, offset: int, nbytes: int) -> Iterator[tuple[Recipe, int, int, int]]:
-        """Yield each part of a range: its recipe, where the range begins and ends in that, and its place in the range."""
+        """Yield each part of a range: its recipe, where the range begins and ends there, and its place in the range."""
         number, end = bisect_right(self._ends, offset), offset + nbytes
         begin = self._ends[number - 1] if number else 0
         while begin < end and number < len(self.parts):
