@@ -148,6 +148,17 @@ class Checkpoint:
         self._check_open()
         self._read([self._request(*request) for request in requests], num_threads, is_bulk=True)
 
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON object in a small file beside config.json.
+
+        None if there is none, or a link that leads out of the folder, which a conversion does not copy either.
+
+        Raises:
+            CheckpointError: It is not a JSON object.
+        """
+        place = self._reader.place
+        return None if place.leads_out(name) else place.read_json(name)
+
     def names_below(self, path: str) -> Iterator[str]:
         """Yield the names of a module's tensors, sorted, without going through all names for each module."""
         if self._sorted_names is None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from ftw.checkpoint import Checkpoint
+    from ftw.checkpoint import Checkpoint, ModelConfig
     from ftw.conversion.recipes.dense_tensor import DenseTensor
 
 
@@ -25,20 +25,23 @@ class Fuse:
         into: That of the module that they become.
         where: A regular expression; the new name above must begin with what it matches.
         rows_multiple: Rows of zeros are added up to a multiple of so many.
+        if_packed: The last part of the name of a module beside them; they are joined if its weight is quantised.
     """
 
     parts: tuple[str, ...]
     into: str
     where: str = ""
     rows_multiple: int = 1
+    if_packed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What FreeToken's model of a family loads, apart from expert banks: all of this, and nothing else.
 
-    Each text holds names with spaces between them. One that ends with "." is a module: a weight, a bias where the
-    source has one, and what belongs to its encoding. The others are tensors. What ends with "?" may be missing.
+    Each text holds names with spaces between them. One that ends with "." is a module: a weight, and what belongs to
+    its encoding; one that ends with ".+" has a bias too. The others are tensors. What ends with "?" may be missing.
+    "@experts" stands for the banks of a layer's experts.
 
     Attributes:
         model: What there is once.
@@ -47,6 +50,7 @@ class Needs:
         blocks: The same as `layers`, for the blocks of the vision tower.
         block_prefix: What stands before the number of a block.
         block_count: The key of the vision part that says how many blocks there are.
+        by_config: Returns what else config.json switches on, with whole names; those in side files are the source's.
     """
 
     model: str
@@ -55,6 +59,7 @@ class Needs:
     blocks: tuple[tuple[str, ...], ...] = ()
     block_prefix: str = "visual.blocks."
     block_count: str = "depth"
+    by_config: Callable[[ModelConfig], Iterable[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,16 @@ class Family:
         renames: Regular expressions, and what stands in place of what they match; the first that matches counts.
         fuses: Modules that become one.
         casts: Regular expressions of new names, and the type that they are cast to; the first that matches counts.
-        scaled: A regular expression of new names of modules, whose NVFP4 and FP8 tensors get FreeToken's names.
+        scaled: A regular expression of new names of modules: those that FreeToken builds as config.json declares them,
+            quantised or not. Their NVFP4 and FP8 tensors get its names.
+        unpacked: Those of them that it holds as bf16 in any case.
         banks: Tags of the formats of experts that its kernels take (`ftw.conversion.freetoken.bank_formats`).
         refuses_others: Whether a name that it does not need is an error; otherwise that is left out.
-        finish: Does what the table cannot say: takes the dense tensors, and returns those that are written.
+        keeps_tied_head: Whether an LM head that a tied model stores goes into the FTW, where nothing reads it.
+        is_tied_by_default: Whether the LM head is tied if config.json does not say.
+        prepare: Does what the table cannot say before modules are joined: takes the dense tensors under their new
+            names, and returns those that are.
+        finish: The same with the dense tensors that come out.
     """
 
     architectures: tuple[str, ...]
@@ -83,10 +94,16 @@ class Family:
     fuses: tuple[Fuse, ...] = ()
     casts: tuple[tuple[str, str], ...] = ()
     scaled: str = ""
+    unpacked: str = ""
     banks: frozenset[str] = frozenset()
     refuses_others: bool = True
+    keeps_tied_head: bool = True
+    is_tied_by_default: bool = False
+    prepare: Callable[[Checkpoint, list[DenseTensor]], list[DenseTensor]] | None = None
     finish: Callable[[Checkpoint, list[DenseTensor]], list[DenseTensor]] | None = None
 
 
 QKV = Fuse(("q_proj", "k_proj", "v_proj"), "qkv_proj")
 GATE_UP = Fuse(("gate_proj", "up_proj"), "gate_up_proj")
+LAYER_LINEARS = r"\.(?:[qkvo]_proj|gate_proj|up_proj|down_proj)$"
+LINEARS = rf"{LAYER_LINEARS}|^lm_head$"  # those of a text model with dense layers

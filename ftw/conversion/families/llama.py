@@ -1,41 +1,41 @@
-"""Families like Llama: one row of text models with dense layers, and Qwen3-MoE, which adds experts."""
+"""Families like Llama: text models with dense layers, which differ in biases and norms, and Qwen3-MoE, with experts."""
 
 from __future__ import annotations
 
-from ftw.conversion.families.family import GATE_UP, QKV, Family, Needs
+from dataclasses import replace
 
-_TEXT_PREFIX = (r"^language_model\.", "")
+from ftw.conversion.families.family import GATE_UP, LINEARS, QKV, Family, Needs
+
+MODEL = "model.embed_tokens. model.norm. lm_head.?"
+NORMS = "input_layernorm. post_attention_layernorm."
+_MLP = "mlp.gate_up_proj. mlp.down_proj."
+QK_NORMS = "self_attn.q_norm. self_attn.k_norm."
 _NOT_LOADED = "FreeToken computes it, and refuses an FTW that holds it"
 
 LLAMA = Family(
-    architectures=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
-    needs=Needs(
-        model="model.embed_tokens. model.norm. lm_head.?",
-        layers=(
-            (
-                "input_layernorm. post_attention_layernorm. self_attn.qkv_proj. self_attn.o_proj. self_attn.q_norm.? "
-                "self_attn.k_norm.? mlp.gate_up_proj. mlp.down_proj.",
-            ),
-        ),
-    ),
+    architectures=("LlamaForCausalLM", "MistralForCausalLM"),
+    needs=Needs(MODEL, ((f"{NORMS} self_attn.qkv_proj. self_attn.o_proj. {_MLP}",),)),
     left_out=((r"\.rotary_emb\.inv_freq$", _NOT_LOADED),),
-    renames=(_TEXT_PREFIX,),
+    renames=((r"^language_model\.", ""),),
     fuses=(QKV, GATE_UP),
+    scaled=LINEARS,
 )
 
-QWEN3_MOE = Family(
+QWEN2 = replace(
+    LLAMA,
+    architectures=("Qwen2ForCausalLM",),
+    needs=Needs(MODEL, ((f"{NORMS} self_attn.qkv_proj.+ self_attn.o_proj. {_MLP}",),)),
+)
+
+QWEN3 = replace(
+    LLAMA,
+    architectures=("Qwen3ForCausalLM",),
+    needs=Needs(MODEL, ((f"{NORMS} self_attn.qkv_proj. self_attn.o_proj. {QK_NORMS} {_MLP}",),)),
+)
+
+QWEN3_MOE = replace(
+    LLAMA,
     architectures=("Qwen3MoeForCausalLM",),
-    needs=Needs(
-        model="model.embed_tokens. model.norm. lm_head.?",
-        layers=(
-            (
-                "input_layernorm. post_attention_layernorm. self_attn.qkv_proj. self_attn.o_proj. self_attn.q_norm. "
-                "self_attn.k_norm.",
-            ),
-            ("mlp.gate.", "mlp.gate_up_proj. mlp.down_proj."),
-        ),
-    ),
-    renames=(_TEXT_PREFIX,),
-    fuses=(QKV, GATE_UP),
-    banks=frozenset({"bf16"}),
+    needs=Needs(MODEL, ((f"{NORMS} self_attn.qkv_proj. self_attn.o_proj. {QK_NORMS} mlp.gate. @experts",),)),
+    banks=frozenset({"bf16", "fp8_block", "nvfp4"}),
 )

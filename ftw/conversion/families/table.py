@@ -7,13 +7,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.conversion.families.llama import LLAMA, QWEN3_MOE
+from ftw.conversion.families.gemma import GEMMA4, GEMMA4_UNIFIED
+from ftw.conversion.families.gpt_oss import GPT_OSS
+from ftw.conversion.families.llama import LLAMA, QWEN2, QWEN3, QWEN3_MOE
+from ftw.conversion.families.muse_glimmer import MUSE_GLIMMER
+from ftw.conversion.families.qwen import QWEN3_5, QWEN3_5_TEXT, QWEN3_VL, QWEN3_VL_MOE, QWEN4_EXP
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.families.family import Family
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3_MOE)
+FAMILIES: tuple[Family, ...] = (
+    *(LLAMA, QWEN2, QWEN3, QWEN3_MOE),
+    *(QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_TEXT, QWEN4_EXP),
+    *(GEMMA4, GEMMA4_UNIFIED),
+    GPT_OSS,
+    MUSE_GLIMMER,
+)
 
 
 def find_family(checkpoint: Checkpoint) -> Family | None:

@@ -10,9 +10,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ftw.conversion.families.table import FAMILIES, find_family
-from ftw.conversion.freetoken.banks import Banks, make_banks, parse_expert_name
+from ftw.conversion.freetoken.banks import Banks, check_banks, make_banks, parse_expert_name
 from ftw.conversion.freetoken.dense import arrange_dense, rename
-from ftw.conversion.freetoken.needs_check import check_needs
+from ftw.conversion.freetoken.declared_schemes import read_declared_schemes
+from ftw.conversion.freetoken.needs_check import check_needs, has_tied_head
+from ftw.conversion.freetoken.side_files import plan_side_files
 from ftw.conversion.recipes.dense_tensor import as_stored
 from ftw.conversion.recipes.recipe import Run, find_run
 from ftw.errors import CheckpointError
@@ -25,12 +27,14 @@ if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.families.family import Family
     from ftw.conversion.freetoken.banks import ExpertName
+    from ftw.conversion.freetoken.side_files import SideFile
     from ftw.conversion.recipes.dense_tensor import DenseTensor
     from ftw.conversion.recipes.recipe import Recipe
     from ftw.files import WeightFile
 
 _BANK = "experts_bank"
 _NO_PLACE = "FreeToken's model has no place for it"
+_TIED = "the model's head is its embedding"
 _NOT_USED = "FreeToken's kernels for experts do not use it"
 
 
@@ -42,6 +46,7 @@ class FreetokenArrangement:
         tensors: By name, in the order in which they are written; `offset` and `shard` say nothing.
         left_out: Tensors of the checkpoint that nothing is made of, with the reason.
         index_entries: Keys of the index of an FTW that holds them.
+        side_files: Files beside it, with tensors that its server reads from there.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -55,6 +60,8 @@ class FreetokenArrangement:
         self.source = checkpoint.source
         self._checkpoint = checkpoint
         sorted_tensors = _Sorted(checkpoint, family)
+        schemes = read_declared_schemes(checkpoint)
+        self.side_files: tuple[SideFile, ...] = plan_side_files(sorted_tensors.side, self._read)
         config = checkpoint.config
         banks = Banks()
         if sorted_tensors.experts:
@@ -65,10 +72,13 @@ class FreetokenArrangement:
                 num_experts=config.num_experts or 0,
                 hidden_size=config.hidden_size or 0,
             )
-        dense = arrange_dense(self.source, family, sorted_tensors.dense)
+            check_banks(self.source, schemes, banks)
+        prepared = sorted_tensors.dense if family.prepare is None else family.prepare(checkpoint, sorted_tensors.dense)
+        dense, undeclared = arrange_dense(self.source, family, prepared, schemes)
         if family.finish is not None:
             dense = family.finish(checkpoint, dense)
-        kept = check_needs(checkpoint, family, dense)
+        side_names = {tensor.name for tensor in sorted_tensors.side}
+        kept = check_needs(checkpoint, family, dense, banks.layers, side_names)
         self._recipes: dict[str, Recipe] = {}
         self._tensors: dict[str, TensorInfo] = {}
         for tensor in kept:
@@ -79,10 +89,14 @@ class FreetokenArrangement:
         others = [origin for tensor in dense if tensor.name not in names for origin in tensor.recipe.iter_sources()]
         self.left_out = (
             *sorted_tensors.left_out,
+            *undeclared,
             *(LeftOut("tensor", name, _NO_PLACE) for name in dict.fromkeys(others)),
             *(LeftOut("tensor", name, _NOT_USED) for name in banks.unused),
         )
-        self.index_entries: dict[str, Any] = banks.index_entries()
+        self.index_entries: dict[str, Any] = {
+            **banks.index_entries(),
+            "side_files": [file.name for file in self.side_files],
+        }
         self._check_ledger()
 
     @property
@@ -134,7 +148,7 @@ class FreetokenArrangement:
     def _check_ledger(self) -> None:
         """Check that each tensor of the checkpoint goes somewhere or is left out for a reason."""
         used = {source for recipe in self._recipes.values() for source in recipe.iter_sources()}
-        named = {entry.name for entry in self.left_out}
+        named = {entry.name for entry in self.left_out} | {name for file in self.side_files for name in file.tensors}
         for name in self._checkpoint.tensors:
             if name not in used and name not in named:
                 raise CheckpointError(self.source, name, "would be lost: no tensor of FreeToken's layout is made of it")
@@ -147,12 +161,18 @@ class _Sorted:
         self.dense: list[DenseTensor] = []
         self.experts: list[tuple[ExpertName, TensorInfo]] = []
         self.left_out: list[LeftOut] = []
+        self.side: list[TensorInfo] = []
+        is_without_head = not family.keeps_tied_head and has_tied_head(checkpoint, family)
         tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.shard, tensor.name.encode()))
         for position, tensor in enumerate(tensors):
             reason = next((why for pattern, why in family.left_out if re.search(pattern, tensor.name)), None)
             expert = parse_expert_name(tensor.name)
             if reason is not None:
                 self.left_out.append(LeftOut("tensor", tensor.name, reason))
+            elif is_without_head and tensor.name.startswith("lm_head."):
+                self.left_out.append(LeftOut("tensor", tensor.name, _TIED))
+            elif family.side_files and re.search(family.side_files, tensor.name):
+                self.side.append(tensor)
             elif expert is not None:
                 self.experts.append((expert, tensor))
             else:

@@ -11,27 +11,43 @@ from ftw.checkpoint import TIE_KEY, config_parts
 from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.families.family import Family
     from ftw.conversion.recipes.dense_tensor import DenseTensor
 
 _HEAD = "lm_head."
+_EXPERTS = "@experts"
 _DF11_ROLES = ("low8", "bitstream", "chunk_start", "lut")
 # What a module may hold beside its weight, and what a weight of a type needs: one of each.
-_ROLES = frozenset({"weight", "bias", "weight_scale", "weight_scale_inv", "weight_global", "input_scale", *_DF11_ROLES})
+_ROLES = frozenset({"weight", "weight_scale", "weight_scale_inv", "weight_global", "input_scale", *_DF11_ROLES})
 _SCALES = {"F8_E4M3": (("weight_scale", "weight_scale_inv"),), "U8": (("weight_scale",), ("weight_global",))}
+# As FreeToken tells that an FTW has no vision tower: then its server takes text alone.
+_VISION = ("visual.", "vision_tower.", "vision_embedder.", "embed_vision.")
 
 
-def check_needs(checkpoint: Checkpoint, family: Family, tensors: list[DenseTensor]) -> list[DenseTensor]:
+def check_needs(
+    checkpoint: Checkpoint,
+    family: Family,
+    tensors: list[DenseTensor],
+    bank_layers: Collection[int] = (),
+    side_names: Collection[str] = (),
+) -> list[DenseTensor]:
     """Return the tensors that a family's model loads, if they are all there.
+
+    Args:
+        checkpoint: The checkpoint.
+        family: Its row.
+        tensors: The dense ones.
+        bank_layers: Layers whose experts are in banks.
+        side_names: Tensors in side files.
 
     Raises:
         CheckpointError: One is missing, or there is one that the model has no place for and the family refuses.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
-    check = _Check(checkpoint, by_name)
+    check = _Check(checkpoint, by_name, bank_layers, side_names)
     check.run(family)
     others = [name for name in by_name if name not in check.allowed]
     if others and family.refuses_others:
@@ -40,12 +56,26 @@ def check_needs(checkpoint: Checkpoint, family: Family, tensors: list[DenseTenso
     return [tensor for tensor in tensors if tensor.name in check.allowed]
 
 
+def has_tied_head(checkpoint: Checkpoint, family: Family) -> bool:
+    """Tell whether a model's LM head is its embedding, by config.json."""
+    flags = [part[TIE_KEY] for part in config_parts(checkpoint.config.raw) if part.get(TIE_KEY) is not None]
+    return any(flags) if flags else family.is_tied_by_default
+
+
 class _Check:
     """Goes through what a family needs, and collects the names that are allowed."""
 
-    def __init__(self, checkpoint: Checkpoint, tensors: Mapping[str, DenseTensor]) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        tensors: Mapping[str, DenseTensor],
+        bank_layers: Collection[int],
+        side_names: Collection[str],
+    ) -> None:
         self._checkpoint = checkpoint
         self._tensors = tensors
+        self._bank_layers = bank_layers
+        self._side_names = side_names
         self._modules: dict[str, list[str]] = {}
         for tensor in tensors.values():
             self._modules.setdefault(tensor.module, []).append(tensor.role)
@@ -58,18 +88,31 @@ class _Check:
             CheckpointError: A tensor is missing.
         """
         config, needs = self._checkpoint.config, family.needs
-        is_tied = any(part.get(TIE_KEY) for part in config_parts(config.raw))
+        if config.num_layers is None:
+            raise CheckpointError(self._checkpoint.source, "config.json", "num_hidden_layers is missing")
+        is_tied = has_tied_head(self._checkpoint, family)
         self._need("", needs.model if is_tied else needs.model.replace(f"{_HEAD}?", _HEAD))
-        for layer in range(config.num_layers or 0):
+        for layer in range(config.num_layers):
             for group in needs.layers:
                 self._need_one(f"model.layers.{layer}.", group)
         vision = config.raw.get("vision_config")
-        if needs.vision and isinstance(vision, dict):
+        has_vision = any(name.startswith(_VISION) for name in self._tensors)
+        if needs.vision and isinstance(vision, dict) and has_vision:
             self._need("", needs.vision)
             for block in range(int(vision.get(needs.block_count) or 0)):
                 for group in needs.blocks:
                     self._need_one(f"{needs.block_prefix}{block}.", group)
+        for text in needs.by_config(config) if needs.by_config else ():
+            if has_vision or not text.startswith(_VISION):
+                self._need("", text)
+        self._check_banks(config.num_layers)
 
+    def _check_banks(self, num_layers: int) -> None:
+        """Check that each layer with experts is one of the model's."""
+        for layer in sorted(self._bank_layers):
+            if layer >= num_layers:
+                problem = f"has experts, config.json says that there are {num_layers} layers"
+                raise CheckpointError(self._checkpoint.source, f"model.layers.{layer}", problem)
     def _need_one(self, prefix: str, group: Iterable[str]) -> None:
         """Check that one of a group's texts is there, all of it."""
         missing = {text: list(self._missing(prefix, text)) for text in group}
@@ -83,19 +126,26 @@ class _Check:
             problem = f"is missing, FreeToken's {self._checkpoint.config.architecture} needs it"
             raise CheckpointError(self._checkpoint.source, name, problem)
         for name, _ in _iter_names(prefix, text):
-            if name.endswith("."):
-                self.allowed.update(f"{name}{role}" for role in _ROLES)
-            else:
-                self.allowed.add(name)
+            if name.endswith((".", ".+")):
+                self.allowed.update(f"{name.removesuffix('+')}{role}" for role in _ROLES)
+            if name.endswith(".+"):
+                self.allowed.add(f"{name.removesuffix('+')}bias")
+            self.allowed.add(name)
 
     def _missing(self, prefix: str, text: str) -> Iterator[str]:
         """Yield the names of a text that are needed and not there."""
         for name, is_needed in _iter_names(prefix, text):
-            if not name.endswith("."):
-                if is_needed and name not in self._tensors:
+            module = name.removesuffix("+").removesuffix(".")
+            if name.endswith(_EXPERTS):
+                if int(name.split(".")[2]) not in self._bank_layers:
+                    yield name.replace(_EXPERTS, "experts")
+            elif not name.endswith((".", ".+")):
+                if is_needed and name not in self._tensors and name not in self._side_names:
                     yield name
-            elif is_needed or name[:-1] in self._modules:
-                yield from self._missing_of_module(name[:-1])
+            elif is_needed or module in self._modules:
+                yield from self._missing_of_module(module)
+                if name.endswith("+") and "bias" not in self._modules.get(module, ()):
+                    yield f"{module}.bias"
 
     def _missing_of_module(self, module: str) -> Iterator[str]:
         roles = self._modules.get(module, [])

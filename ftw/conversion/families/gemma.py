@@ -1,0 +1,122 @@
+"""Gemma 4: its text model, with or without experts, and its vision tower, or the embedder of the unified models."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ftw.checkpoint import config_parts
+from ftw.conversion.families.family import GATE_UP, LAYER_LINEARS, QKV, Family, Needs
+from ftw.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ftw.checkpoint import Checkpoint, ModelConfig
+    from ftw.conversion.recipes.dense_tensor import DenseTensor
+
+_LAYER = r"^model\.(?:language_model\.)?layers\.(\d+)\."
+_FED_FORWARD = (
+    r"(router\.|layer_scalar$|post_feedforward_layernorm\.|post_feedforward_layernorm_[12]\.|"
+    r"pre_feedforward_layernorm_2\.)"
+)
+_KEY = re.compile(r"^model\.layers\.(\d{1,6})\.self_attn\.k_proj\.")
+_NO_AUDIO = "FreeToken does not load the part for audio"
+_VISION_BLOCK = (
+    "self_attn.q_proj. self_attn.k_proj. self_attn.v_proj. self_attn.o_proj. self_attn.q_norm. self_attn.k_norm. "
+    "mlp.gate_proj. mlp.up_proj. mlp.down_proj. input_layernorm. post_attention_layernorm. pre_feedforward_layernorm. "
+    "post_feedforward_layernorm."
+)
+_EXPERTS = (
+    *("router.proj.", "router.scale", "router.per_expert_scale", "pre_feedforward_layernorm_2."),
+    *("post_feedforward_layernorm_1.", "post_feedforward_layernorm_2."),
+)
+
+
+def _text(config: ModelConfig) -> Mapping[str, Any]:
+    return config_parts(config.raw)[0]
+
+
+def _name_switched(config: ModelConfig) -> Iterator[str]:
+    """Yield what experts need, and the numbers by which the tower's output is standardised."""
+    for layer in range(config.num_layers or 0) if config.num_experts else ():
+        yield " ".join(f"model.layers.{layer}.feed_forward.{name}" for name in _EXPERTS)
+        yield f"model.layers.{layer}.@experts"
+    vision = config.raw.get("vision_config")
+    if isinstance(vision, dict) and vision.get("num_attention_heads") and vision.get("standardize"):
+        yield "vision_tower.std_bias vision_tower.std_scale"
+
+
+def _take_keys_for_values(checkpoint: Checkpoint, tensors: list[DenseTensor]) -> list[DenseTensor]:
+    """Return tensors with the key projection as the value's too, in full-attention layers of models that say so."""
+    vision = checkpoint.config.raw.get("vision_config")
+    if isinstance(vision, dict) and vision.get("use_clipped_linears"):
+        problem = "use_clipped_linears is true, FreeToken has no vision tower with it"
+        raise CheckpointError(checkpoint.source, "config.json", problem)
+    text = _text(checkpoint.config)
+    if not text.get("attention_k_eq_v"):
+        return tensors
+    kinds = text.get("layer_types")
+    names = {tensor.name for tensor in tensors}
+    made = []
+    for tensor in tensors:
+        made.append(tensor)
+        found = _KEY.match(tensor.name)
+        layer = int(found[1]) if found else 0
+        is_full = found and isinstance(kinds, list) and layer < len(kinds) and kinds[layer] == "full_attention"
+        value = tensor.name.replace(".k_proj.", ".v_proj.")
+        if is_full and value not in names:
+            made.append(replace(tensor, name=value))
+    return made
+
+
+GEMMA4 = Family(
+    architectures=("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
+    needs=Needs(
+        model="model.embed_tokens. model.norm. lm_head.?",
+        layers=(
+            (
+                "input_layernorm. post_attention_layernorm. pre_feedforward_layernorm. self_attn.qkv_proj. "
+                "self_attn.o_proj. self_attn.q_norm. self_attn.k_norm. feed_forward.shared_mlp.gate_up_proj. "
+                "feed_forward.shared_mlp.down_proj. feed_forward.post_feedforward_layernorm. feed_forward.layer_scalar",
+            ),
+        ),
+        vision=(
+            "vision_tower.patch_embedder.input_proj. vision_tower.patch_embedder.position_embedding_table "
+            "embed_vision.embedding_projection."
+        ),
+        blocks=((_VISION_BLOCK,),),
+        block_prefix="vision_tower.encoder.layers.",
+        block_count="num_hidden_layers",
+        by_config=_name_switched,
+    ),
+    left_out=((r"^model\.(?:audio_tower|embed_audio)\.", _NO_AUDIO),),
+    renames=(
+        (r"^language_model\.", "model.language_model."),
+        (_LAYER + r"mlp\.", r"model.layers.\1.feed_forward.shared_mlp."),
+        (_LAYER + _FED_FORWARD, r"model.layers.\1.feed_forward.\2"),
+        (r"^model\.language_model\.", "model."),
+        (r"^model\.vision_tower\.(.*)\.linear\.", r"vision_tower.\1."),
+        (r"^model\.(vision_tower|embed_vision|vision_embedder)\.", r"\1."),
+    ),
+    fuses=(replace(QKV, where=r"model\.layers\."), replace(GATE_UP, where=r"model\.layers\.")),
+    scaled=rf"^model\..*{LAYER_LINEARS}|^lm_head$",
+    banks=frozenset({"bf16", "nvfp4"}),
+    keeps_tied_head=False,
+    is_tied_by_default=True,
+    prepare=_take_keys_for_values,
+)
+
+GEMMA4_UNIFIED = replace(
+    GEMMA4,
+    architectures=("Gemma4UnifiedForConditionalGeneration",),
+    needs=replace(
+        GEMMA4.needs,
+        vision=(
+            "vision_embedder.patch_ln1.+ vision_embedder.patch_dense.+ vision_embedder.patch_ln2.+ "
+            "vision_embedder.pos_embedding vision_embedder.pos_norm.+ embed_vision.embedding_projection."
+        ),
+        blocks=(),
+    ),
+)
