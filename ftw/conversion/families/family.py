@@ -77,6 +77,8 @@ class Family:
         scaled: A regular expression of new names of modules: those that FreeToken builds as config.json declares them,
             quantised or not. Their NVFP4 and FP8 tensors get its names.
         unpacked: Those of them that it holds as bf16 in any case.
+        is_written_by_module: Whether all tensors of a scaled module are written where its weight is; otherwise each
+            comes in its own turn. It is a matter of order alone.
         banks: Tags of the formats of experts that its kernels take (`ftw.conversion.freetoken.bank_formats`).
         refuses_others: Whether a name that it does not need is an error; otherwise that is left out.
         keeps_tied_head: Whether an LM head that a tied model stores goes into the FTW, where nothing reads it.
@@ -95,6 +97,7 @@ class Family:
     casts: tuple[tuple[str, str], ...] = ()
     scaled: str = ""
     unpacked: str = ""
+    is_written_by_module: bool = False
     banks: frozenset[str] = frozenset()
     refuses_others: bool = True
     keeps_tied_head: bool = True

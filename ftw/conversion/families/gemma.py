@@ -102,6 +102,7 @@ GEMMA4 = Family(
     ),
     fuses=(replace(QKV, where=r"model\.layers\."), replace(GATE_UP, where=r"model\.layers\.")),
     scaled=rf"^model\..*{LAYER_LINEARS}|^lm_head$",
+    is_written_by_module=True,
     banks=frozenset({"bf16", "nvfp4"}),
     keeps_tied_head=False,
     is_tied_by_default=True,

@@ -39,4 +39,5 @@ MUSE_GLIMMER = Family(
         Fuse(QKV.parts, "qkv", where=r"vision_tower\..*\.attn$"),
     ),
     scaled=rf"^model\..*{LAYER_LINEARS}|^lm_head$",
+    is_written_by_module=True,
 )

@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ftw.conversion.families.table import FAMILIES, find_family
-from ftw.conversion.freetoken.banks import Banks, check_banks, make_banks, parse_expert_name
-from ftw.conversion.freetoken.dense import arrange_dense, rename
+from ftw.conversion.freetoken.banks import Banks, make_banks, parse_expert_name
 from ftw.conversion.freetoken.declared_schemes import read_declared_schemes
-from ftw.conversion.freetoken.needs_check import check_needs, has_tied_head
+from ftw.conversion.freetoken.dense import arrange_dense, rename
+from ftw.conversion.freetoken.needs_check import check_banks, check_needs, has_tied_head
 from ftw.conversion.freetoken.side_files import plan_side_files
 from ftw.conversion.recipes.dense_tensor import as_stored
 from ftw.conversion.recipes.recipe import Run, find_run

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ftw.conversion.freetoken.bank_formats import BankFormat, BankSpec
-    from ftw.conversion.freetoken.declared_schemes import DeclaredSchemes
     from ftw.conversion.recipes.recipe import Recipe
     from ftw.tensors import TensorInfo
 
@@ -30,15 +29,6 @@ _EXPERT = re.compile(
     r"(?P<projection>gate_up_proj|gate_proj|up_proj|down_proj|w1|w2|w3)(?:[._](?P<role>\w+))?$"
 )
 _PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
-_EXPERTS = ".experts."
-# What config.json declares of experts in each format.
-_KINDS = {
-    "bf16": {"unquantised"},
-    "fp8_block": {"fp8_block"},
-    "nvfp4": {"nvfp4"},
-    "ds_fp4": {"mxfp4"},
-    "mxfp4_triton": {"mxfp4"},
-}
 _MAX_DIGITS = 6  # of the number of a layer or an expert
 _PARTS = {"gate_up": (("gate_up",), ("gate", "up")), "down": (("down",),)}  # what each bank can be made of
 
@@ -133,22 +123,6 @@ def make_banks(
     banks = [bank for number, layer in numbered for bank in layer.iter_banks(number, names or layer.format)]
     unused = tuple(name for layer in made for name in layer.unused)
     return Banks(tuple(banks), tags, tuple(sorted(layers)), tuple(layer.first_name for layer in made), unused)
-
-
-def check_banks(source: str, schemes: DeclaredSchemes, banks: Banks) -> None:
-    """Check that the experts of each layer are what config.json declares, by which FreeToken's server picks a kernel.
-
-    Raises:
-        CheckpointError: They are not.
-    """
-    for tag, name in zip(banks.tags, banks.experts, strict=True):
-        above = name[: name.rindex(_EXPERTS) + len(_EXPERTS) - 1]
-        module = name if name.endswith("_proj") else name.rpartition(".")[0]
-        asked = (f"{above}.0.gate_proj", above, module)
-        kinds = {"unquantised" if scheme is None else scheme.kind for scheme in map(schemes.of, asked)}
-        if not kinds & _KINDS[tag]:
-            problem = f"experts are {tag}, config.json declares them as {' or '.join(sorted(kinds))}"
-            raise CheckpointError(source, name, problem)
 
 
 class _Layer:

@@ -124,7 +124,9 @@ def _find_modelopt(declared: _Declared) -> Callable[[str], Scheme | None]:
         is_weight_only = all(isinstance(one, dict) and one.get("input_activations") is None for one in groups.values())
         has_input_scale = False if is_weight_only else None
     is_ignored = is_below(declared.names("ignore") or declared.names("exclude_modules"))
-    algorithms = {name: str(part.get("quant_algo") or "").upper() for name, part in declared.objects("quantized_layers").items()}
+    algorithms = {
+        name: str(part.get("quant_algo") or "").upper() for name, part in declared.objects("quantized_layers").items()
+    }
     is_mixed = algorithm == "MIXED_PRECISION"
     if is_mixed and not algorithms:
         raise declared.refuse("quant_algo is MIXED_PRECISION, quantized_layers must name the layers")
@@ -142,7 +144,6 @@ def _find_modelopt(declared: _Declared) -> Callable[[str], Scheme | None]:
         return None if found is None else schemes[found]
 
     return find
-
 
 
 def _name_modelopt(declared: _Declared, algorithm: str, has_input_scale: bool) -> Scheme:
@@ -187,7 +188,9 @@ def _name_compressed_tensors(declared: _Declared, group: Config) -> Scheme:
         return Scheme("fp8")
     if form == (8, "float", "block") and weights.get("block_structure") == [128, 128]:
         return Scheme("fp8_block")
-    problem = f"weights are {short_repr(weights)}, FreeToken reads NVFP4, and FP8 per tensor, channel or 128 x 128 block"
+    problem = (
+        f"weights are {short_repr(weights)}, FreeToken reads NVFP4, and FP8 per tensor, channel or 128 x 128 block"
+    )
     raise declared.refuse(problem)
 
 

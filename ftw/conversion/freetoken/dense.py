@@ -26,9 +26,7 @@ def rename(family: Family, name: str) -> str:
     return name
 
 
-def arrange_dense(
-    source: str, family: Family, tensors: list[DenseTensor], schemes: DeclaredSchemes
-) -> ScaledTensors:
+def arrange_dense(source: str, family: Family, tensors: list[DenseTensor], schemes: DeclaredSchemes) -> ScaledTensors:
     """Return what a family's row makes of tensors that have their new names, in the order of `position`.
 
     Raises:

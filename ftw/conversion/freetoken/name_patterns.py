@@ -1,4 +1,4 @@
-"""How a quantization_config names modules: by name, with wildcards, or by a regular expression, each tool in its own way."""
+"""How a quantization_config names modules: by name, with wildcards or by a regular expression, each tool in its way."""
 
 from __future__ import annotations
 

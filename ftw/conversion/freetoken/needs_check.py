@@ -15,10 +15,21 @@ if TYPE_CHECKING:
 
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.families.family import Family
+    from ftw.conversion.freetoken.banks import Banks
+    from ftw.conversion.freetoken.declared_schemes import DeclaredSchemes
     from ftw.conversion.recipes.dense_tensor import DenseTensor
 
 _HEAD = "lm_head."
 _EXPERTS = "@experts"
+_BELOW = ".experts."
+# What config.json declares of experts in each format.
+_KINDS = {
+    "bf16": {"unquantised"},
+    "fp8_block": {"fp8_block"},
+    "nvfp4": {"nvfp4"},
+    "ds_fp4": {"mxfp4"},
+    "mxfp4_triton": {"mxfp4"},
+}
 _DF11_ROLES = ("low8", "bitstream", "chunk_start", "lut")
 # What a module may hold beside its weight, and what a weight of a type needs: one of each.
 _ROLES = frozenset({"weight", "weight_scale", "weight_scale_inv", "weight_global", "input_scale", *_DF11_ROLES})
@@ -60,6 +71,22 @@ def has_tied_head(checkpoint: Checkpoint, family: Family) -> bool:
     """Tell whether a model's LM head is its embedding, by config.json."""
     flags = [part[TIE_KEY] for part in config_parts(checkpoint.config.raw) if part.get(TIE_KEY) is not None]
     return any(flags) if flags else family.is_tied_by_default
+
+
+def check_banks(source: str, schemes: DeclaredSchemes, banks: Banks) -> None:
+    """Check that the experts of each layer are what config.json declares, by which FreeToken's server picks a kernel.
+
+    Raises:
+        CheckpointError: They are not.
+    """
+    for tag, name in zip(banks.tags, banks.experts, strict=True):
+        above = name[: name.rindex(_BELOW) + len(_BELOW) - 1]
+        module = name if name.endswith("_proj") else name.rpartition(".")[0]
+        asked = (f"{above}.0.gate_proj", above, module)
+        kinds = {"unquantised" if scheme is None else scheme.kind for scheme in map(schemes.of, asked)}
+        if not kinds & _KINDS[tag]:
+            problem = f"experts are {tag}, config.json declares them as {' or '.join(sorted(kinds))}"
+            raise CheckpointError(source, name, problem)
 
 
 class _Check:
@@ -113,6 +140,7 @@ class _Check:
             if layer >= num_layers:
                 problem = f"has experts, config.json says that there are {num_layers} layers"
                 raise CheckpointError(self._checkpoint.source, f"model.layers.{layer}", problem)
+
     def _need_one(self, prefix: str, group: Iterable[str]) -> None:
         """Check that one of a group's texts is there, all of it."""
         missing = {text: list(self._missing(prefix, text)) for text in group}

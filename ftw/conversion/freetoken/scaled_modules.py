@@ -94,14 +94,16 @@ def name_as_freetoken(
         elif tensor.role in _ROLES and tensor.role != "weight":
             raise CheckpointError(source, tensor.origin, f"is a scale, FreeToken has no quantised {tensor.module}")
         elif tensor.role == "weight" and tensor.dtype in PACKED_DTYPES:
-            raise CheckpointError(source, tensor.origin, f"is {tensor.dtype}, FreeToken has no quantised {tensor.module}")
+            raise CheckpointError(
+                source, tensor.origin, f"is {tensor.dtype}, FreeToken has no quantised {tensor.module}"
+            )
         else:
             made.tensors.append(tensor)
     for parts in modules.values():
         scheme = schemes.of(parts[0].origin.rpartition(".")[0])
         module = _Module(source, scheme, parts)
         is_unpacked = scheme is not None and bool(family.unpacked) and bool(re.search(family.unpacked, parts[0].module))
-        made.tensors.extend(module.unpack() if is_unpacked else module.arrange())
+        made.tensors.extend(module.unpack() if is_unpacked else module.arrange(is_together=family.is_written_by_module))
         made.left_out.extend(module.left_out)
     return made
 
@@ -133,10 +135,13 @@ class _Module:
             raise self._refuse(parts[0], f"its layer stores no {' and no '.join(lacking)}, {self._declared()}")
         self._check_weight()
 
-    def arrange(self) -> list[DenseTensor]:
+    def arrange(self, *, is_together: bool) -> list[DenseTensor]:
         """Return the tensors as FreeToken's model holds them."""
         make = {"weight": self._weight, "scale": self._scale, "global": self._global, "input": self._input}
-        return [*(make[role]() for role in self._kept), *self._others]
+        made = [make[role]() for role in (self._needed_roles() if is_together else self._kept)]
+        if is_together:
+            made = [replace(part, position=self._kept["weight"].position) for part in made]
+        return [*made, *self._others]
 
     def unpack(self) -> list[DenseTensor]:
         """Return the weight as bf16."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftw.conversion.recipes.recipe import STEP_NBYTES, read_range, steps
+from ftw.conversion.recipes.recipe import STEP_NBYTES
 from ftw.dtypes import DTYPES
 
 if TYPE_CHECKING:
@@ -50,20 +50,21 @@ class Dequantized:
 
         from ftw.conversion.recipes.casts import from_floats, to_floats
 
-        from ftw.conversion.recipes.casts import from_floats, to_floats
-
         block_rows, block_columns = self.block
         row_nbytes = self.columns * _BF16_NBYTES
         scales_of_row = -(-self.columns // block_columns)
         row_of_scales = scales_of_row * (DTYPES[self.scale_dtype].bits // 8)
-        for start, stop in steps(offset, offset + len(view), STEP_NBYTES // 4):
+        for start in range(offset, offset + len(view), STEP_NBYTES):
+            stop = min(start + STEP_NBYTES, offset + len(view))
             first, last = start // row_nbytes, -(-stop // row_nbytes)
-            stored = read_range(self.weight, first * self.columns, (last - first) * self.columns, read)
+            weights = np.empty((last - first) * self.columns, np.uint8)
+            self.weight.read_into(weights.data, first * self.columns, read)
             low, high = first // block_rows, -(-last // block_rows)
-            found = read_range(self.scale, low * row_of_scales, (high - low) * row_of_scales, read)
-            scales = to_floats(found, self.scale_dtype)
-            wide = scales.reshape(high - low, scales_of_row).repeat(block_columns, 1)[:, : self.columns]
-            of_rows = wide[np.arange(first, last) // block_rows - low]
-            floats = to_floats(stored, "F8_E4M3").reshape(last - first, self.columns) * of_rows
+            stored = np.empty((high - low) * row_of_scales, np.uint8)
+            self.scale.read_into(stored.data, low * row_of_scales, read)
+            scales = to_floats(stored, self.scale_dtype).reshape(high - low, scales_of_row)
+            wide = scales.repeat(block_columns, 1)[:, : self.columns]
+            factors = wide[np.arange(first, last) // block_rows - low]
+            made = from_floats(to_floats(weights, "F8_E4M3").reshape(last - first, self.columns) * factors, "BF16")
             begin = first * row_nbytes
-            view[start - offset : stop - offset] = from_floats(floats, "BF16")[start - begin : stop - begin].data
+            view[start - offset : stop - offset] = made[start - begin : stop - begin].data

@@ -125,9 +125,9 @@ class Cast:
         from ftw.conversion.recipes.casts import cast
 
         old, new = _width(self.before), _width(self.after)
-        for start, stop in steps(offset, offset + len(view), STEP_NBYTES):
+        for start, stop in _steps(offset, offset + len(view), STEP_NBYTES):
             first, last = start // new, -(-stop // new)
-            stored = read_range(self.inner, first * old, (last - first) * old, read)
+            stored = _read(self.inner, first * old, (last - first) * old, read)
             made = cast(stored, self.before, self.after)
             view[start - offset : stop - offset] = made[start - first * new : stop - first * new].data
 
@@ -153,10 +153,10 @@ class PaddedRows:
         """Read rows, spread them."""
         import numpy as np
 
-        for start, stop in steps(offset, offset + len(view), STEP_NBYTES):
+        for start, stop in _steps(offset, offset + len(view), STEP_NBYTES):
             first, last = start // self.padded_nbytes, -(-stop // self.padded_nbytes)
             rows = np.zeros((last - first, self.padded_nbytes), np.uint8)
-            stored = read_range(self.inner, first * self.row_nbytes, (last - first) * self.row_nbytes, read)
+            stored = _read(self.inner, first * self.row_nbytes, (last - first) * self.row_nbytes, read)
             rows[:, : self.row_nbytes] = stored.reshape(last - first, self.row_nbytes)
             made = rows.reshape(-1)
             begin = first * self.padded_nbytes
@@ -194,7 +194,7 @@ class Swapped:
         made = np.empty((last - first, self.rows, self.width), np.uint8)
         for start in range(0, self.rows, band):
             stop = min(start + band, self.rows)
-            stored = read_range(self.inner, start * stored_nbytes, (stop - start) * stored_nbytes, read)
+            stored = _read(self.inner, start * stored_nbytes, (stop - start) * stored_nbytes, read)
             kept = stored.reshape(stop - start, self.columns, self.width)[:, first:last]
             made[:, start:stop] = kept.transpose(1, 0, 2)
         begin = offset - first * made_nbytes
@@ -225,7 +225,7 @@ class Filled:
 
         from ftw.conversion.recipes.casts import from_floats, to_floats
 
-        number = to_floats(read_range(self.inner, 0, self.inner.nbytes, read), self.dtype)
+        number = to_floats(_read(self.inner, 0, self.inner.nbytes, read), self.dtype)
         made = from_floats(np.float32(1) / number if self.is_inverse else number, "F32")
         view[:] = np.resize(np.roll(made, -(offset % 4)), len(view)).data
 
@@ -245,7 +245,7 @@ class Made:
 
     def read_into(self, view: memoryview, offset: int, read: Read) -> None:
         """Make all, and keep what is wanted."""
-        made = self.make([read_range(recipe, 0, recipe.nbytes, read) for recipe in self.inner])
+        made = self.make([_read(recipe, 0, recipe.nbytes, read) for recipe in self.inner])
         view[:] = made[offset : offset + len(view)].data
 
 
@@ -316,16 +316,14 @@ def _width(dtype: str) -> int:
     return DTYPES[dtype].bits // 8
 
 
-def steps(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of at most `step` bytes that make up a range."""
+def _steps(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
     while start < stop:
         end = min(start + step, stop)
         yield start, end
         start = end
 
 
-def read_range(recipe: Recipe, offset: int, nbytes: int, read: Read) -> Bytes:
-    """Return bytes of a recipe in new memory."""
+def _read(recipe: Recipe, offset: int, nbytes: int, read: Read) -> Bytes:
     import numpy as np
 
     stored = np.empty(nbytes, np.uint8)
