@@ -110,3 +110,9 @@ QKV = Fuse(("q_proj", "k_proj", "v_proj"), "qkv_proj")
 GATE_UP = Fuse(("gate_proj", "up_proj"), "gate_up_proj")
 LAYER_LINEARS = r"\.(?:[qkvo]_proj|gate_proj|up_proj|down_proj)$"
 LINEARS = rf"{LAYER_LINEARS}|^lm_head$"  # those of a text model with dense layers
+# Scales of KV caches, which calibration leaves beside the layers.
+KV_SCALES = (r"\.(?:k|v|q|prob)_scale$", "FreeToken's KV cache is not quantised")
+NO_VISION = (
+    r"^(?:model\.)?(?:visual|vision_tower|embed_vision|vision_embedder)\.",
+    "FreeToken's model of that architecture takes text alone",
+)

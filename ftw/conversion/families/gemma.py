@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint import config_parts
-from ftw.conversion.families.family import GATE_UP, LAYER_LINEARS, QKV, Family, Needs
+from ftw.conversion.families.family import GATE_UP, KV_SCALES, LAYER_LINEARS, NO_VISION, QKV, Family, Needs
 from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _FED_FORWARD = (
     r"pre_feedforward_layernorm_2\.)"
 )
 _KEY = re.compile(r"^model\.layers\.(\d{1,6})\.self_attn\.k_proj\.")
-_NO_AUDIO = "FreeToken does not load the part for audio"
+_AUDIO = (r"^model\.(?:audio_tower|embed_audio)\.", "FreeToken does not load the part for audio")
 _VISION_BLOCK = (
     "self_attn.q_proj. self_attn.k_proj. self_attn.v_proj. self_attn.o_proj. self_attn.q_norm. self_attn.k_norm. "
     "mlp.gate_proj. mlp.up_proj. mlp.down_proj. input_layernorm. post_attention_layernorm. pre_feedforward_layernorm. "
@@ -38,11 +38,16 @@ def _text(config: ModelConfig) -> Mapping[str, Any]:
     return config_parts(config.raw)[0]
 
 
-def _name_switched(config: ModelConfig) -> Iterator[str]:
-    """Yield what experts need, and the numbers by which the tower's output is standardised."""
+def _name_experts(config: ModelConfig) -> Iterator[str]:
+    """Yield what there is in layers with experts."""
     for layer in range(config.num_layers or 0) if config.num_experts else ():
         yield " ".join(f"model.layers.{layer}.feed_forward.{name}" for name in _EXPERTS)
         yield f"model.layers.{layer}.@experts"
+
+
+def _name_experts_and_tower(config: ModelConfig) -> Iterator[str]:
+    """Yield what experts need, and the numbers by which the tower's output is standardised."""
+    yield from _name_experts(config)
     vision = config.raw.get("vision_config")
     if isinstance(vision, dict) and vision.get("num_attention_heads") and vision.get("standardize"):
         yield "vision_tower.std_bias vision_tower.std_scale"
@@ -71,8 +76,8 @@ def _take_keys_for_values(checkpoint: Checkpoint, tensors: list[DenseTensor]) ->
     return made
 
 
-GEMMA4 = Family(
-    architectures=("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
+GEMMA4_TEXT = Family(
+    architectures=("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
     needs=Needs(
         model="model.embed_tokens. model.norm. lm_head.?",
         layers=(
@@ -82,16 +87,9 @@ GEMMA4 = Family(
                 "feed_forward.shared_mlp.down_proj. feed_forward.post_feedforward_layernorm. feed_forward.layer_scalar",
             ),
         ),
-        vision=(
-            "vision_tower.patch_embedder.input_proj. vision_tower.patch_embedder.position_embedding_table "
-            "embed_vision.embedding_projection."
-        ),
-        blocks=((_VISION_BLOCK,),),
-        block_prefix="vision_tower.encoder.layers.",
-        block_count="num_hidden_layers",
-        by_config=_name_switched,
+        by_config=_name_experts,
     ),
-    left_out=((r"^model\.(?:audio_tower|embed_audio)\.", _NO_AUDIO),),
+    left_out=(_AUDIO, KV_SCALES, NO_VISION),
     renames=(
         (r"^language_model\.", "model.language_model."),
         (_LAYER + r"mlp\.", r"model.layers.\1.feed_forward.shared_mlp."),
@@ -109,15 +107,31 @@ GEMMA4 = Family(
     prepare=_take_keys_for_values,
 )
 
+GEMMA4 = replace(
+    GEMMA4_TEXT,
+    architectures=("Gemma4ForConditionalGeneration",),
+    needs=replace(
+        GEMMA4_TEXT.needs,
+        vision=(
+            "vision_tower.patch_embedder.input_proj. vision_tower.patch_embedder.position_embedding_table "
+            "embed_vision.embedding_projection."
+        ),
+        blocks=((_VISION_BLOCK,),),
+        block_prefix="vision_tower.encoder.layers.",
+        block_count="num_hidden_layers",
+        by_config=_name_experts_and_tower,
+    ),
+    left_out=(_AUDIO, KV_SCALES),
+)
+
 GEMMA4_UNIFIED = replace(
     GEMMA4,
     architectures=("Gemma4UnifiedForConditionalGeneration",),
     needs=replace(
-        GEMMA4.needs,
+        GEMMA4_TEXT.needs,
         vision=(
             "vision_embedder.patch_ln1.+ vision_embedder.patch_dense.+ vision_embedder.patch_ln2.+ "
             "vision_embedder.pos_embedding vision_embedder.pos_norm.+ embed_vision.embedding_projection."
         ),
-        blocks=(),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.conversion.families.family import LINEARS, QKV, Family, Needs
+from ftw.conversion.families.family import KV_SCALES, LINEARS, QKV, Family, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,7 @@ GPT_OSS = Family(
         ),
         by_config=_name_biases,
     ),
+    left_out=(KV_SCALES,),
     fuses=(QKV,),
     scaled=LINEARS,
     banks=frozenset({"mxfp4_triton"}),

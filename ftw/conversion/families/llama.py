@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftw.conversion.families.family import GATE_UP, LINEARS, QKV, Family, Needs
+from ftw.conversion.families.family import GATE_UP, KV_SCALES, LINEARS, QKV, Family, Needs
 
 MODEL = "model.embed_tokens. model.norm. lm_head.?"
 NORMS = "input_layernorm. post_attention_layernorm."
@@ -15,7 +15,7 @@ _NOT_LOADED = "FreeToken computes it, and refuses an FTW that holds it"
 LLAMA = Family(
     architectures=("LlamaForCausalLM", "MistralForCausalLM"),
     needs=Needs(MODEL, ((f"{NORMS} self_attn.qkv_proj. self_attn.o_proj. {_MLP}",),)),
-    left_out=((r"\.rotary_emb\.inv_freq$", _NOT_LOADED),),
+    left_out=((r"\.rotary_emb\.inv_freq$", _NOT_LOADED), KV_SCALES),
     renames=((r"^language_model\.", ""),),
     fuses=(QKV, GATE_UP),
     scaled=LINEARS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftw.conversion.families.family import GATE_UP, LAYER_LINEARS, QKV, Family, Fuse, Needs
+from ftw.conversion.families.family import GATE_UP, KV_SCALES, LAYER_LINEARS, QKV, Family, Fuse, Needs
 
 _BLOCK = "norm1.+ norm2.+ attn.qkv.+ attn.proj.+ mlp.fc1.+ mlp.fc2.+"
 
@@ -27,6 +27,7 @@ MUSE_GLIMMER = Family(
         block_prefix="vision_tower.layers.",
         block_count="num_hidden_layers",
     ),
+    left_out=(KV_SCALES,),
     renames=(
         (r"^(?:model\.)?language_model\.", "model."),
         (r"^model\.vision_tower\.", "vision_tower."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftw.conversion.families.family import GATE_UP, LINEARS, QKV, Family, Fuse, Needs
+from ftw.conversion.families.family import GATE_UP, KV_SCALES, LINEARS, NO_VISION, QKV, Family, Fuse, Needs
 from ftw.conversion.families.llama import MODEL, NORMS, QK_NORMS, QWEN3, QWEN3_MOE
 
 if TYPE_CHECKING:
@@ -60,16 +60,14 @@ _GDN_FUSES = (
     Fuse(("in_proj_b", "in_proj_a"), "in_proj_ba", if_packed="in_proj_qkv"),
     Fuse(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), "in_proj"),
 )
+_NOT_LOADED = ((r"^mtp\.", "FreeToken does not load the layers that predict several tokens"), KV_SCALES)
 _ROUTERS = r"\.mlp\.(?:gate|shared_expert_gate)$"
 GDN_LINEARS = r"\.linear_attn\.(?:in_proj_(?:qkv|z|b|a)|out_proj)$"
 
 QWEN3_5_TEXT = Family(
     architectures=("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
     needs=Needs(MODEL, ((NORMS,), ATTENTION, ("mlp.gate_up_proj. mlp.down_proj.", MOE))),
-    left_out=(
-        (r"^mtp\.", "FreeToken does not load the layers that predict several tokens"),
-        (r"\.(?:k|v|q|prob)_scale$", "FreeToken's KV cache is not quantised"),
-    ),
+    left_out=(*_NOT_LOADED, NO_VISION),
     renames=_RENAMES,
     fuses=(QKV, GATE_UP, *_GDN_FUSES),
     scaled=f"{LINEARS}|{GDN_LINEARS}|{_ROUTERS}",
@@ -80,5 +78,6 @@ QWEN3_5 = replace(
     QWEN3_5_TEXT,
     architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     needs=with_vision(QWEN3_5_TEXT.needs),
+    left_out=_NOT_LOADED,
     scaled=f"{QWEN3_5_TEXT.scaled}|{_VISION_LINEARS}",
 )

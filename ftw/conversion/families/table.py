@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.conversion.families.gemma import GEMMA4, GEMMA4_UNIFIED
+from ftw.conversion.families.gemma import GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED
 from ftw.conversion.families.gpt_oss import GPT_OSS
 from ftw.conversion.families.llama import LLAMA, QWEN2, QWEN3, QWEN3_MOE
 from ftw.conversion.families.muse_glimmer import MUSE_GLIMMER
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 FAMILIES: tuple[Family, ...] = (
     *(LLAMA, QWEN2, QWEN3, QWEN3_MOE),
     *(QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_TEXT, QWEN4_EXP),
-    *(GEMMA4, GEMMA4_UNIFIED),
+    *(GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED),
     GPT_OSS,
     MUSE_GLIMMER,
 )
+# Architectures that FreeToken registers, and does not serve.
+NOT_SERVED = {
+    "Mistral3ForConditionalGeneration": "FreeToken looks for the text model's sizes at the top of config.json",
+}
 
 
 def find_family(checkpoint: Checkpoint) -> Family | None:

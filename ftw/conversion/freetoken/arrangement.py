@@ -9,7 +9,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ftw.conversion.families.table import FAMILIES, find_family
+from ftw.conversion.families.table import FAMILIES, NOT_SERVED, find_family
 from ftw.conversion.freetoken.banks import Banks, make_banks, parse_expert_name
 from ftw.conversion.freetoken.declared_schemes import read_declared_schemes
 from ftw.conversion.freetoken.dense import arrange_dense, rename
@@ -186,6 +186,10 @@ def _find_family(checkpoint: Checkpoint) -> Family:
     if any(tensor.kind == _BANK for tensor in checkpoint.tensors.values()):
         raise CheckpointError(checkpoint.source, "layout", "is FreeToken's already; --layout plain copies it")
     family = find_family(checkpoint)
+    not_served = NOT_SERVED.get(checkpoint.config.architecture or "")
+    if not_served is not None:
+        problem = f"architecture is {checkpoint.config.architecture}, which its server cannot load: {not_served}"
+        raise CheckpointError(checkpoint.source, "config.json", problem)
     if family is None:
         known = ", ".join(name for family in FAMILIES for name in family.architectures)
         problem = f"architecture is {checkpoint.config.architecture}, --layout freetoken knows {known}"

@@ -34,8 +34,6 @@ _DF11_ROLES = ("low8", "bitstream", "chunk_start", "lut")
 # What a module may hold beside its weight, and what a weight of a type needs: one of each.
 _ROLES = frozenset({"weight", "weight_scale", "weight_scale_inv", "weight_global", "input_scale", *_DF11_ROLES})
 _SCALES = {"F8_E4M3": (("weight_scale", "weight_scale_inv"),), "U8": (("weight_scale",), ("weight_global",))}
-# As FreeToken tells that an FTW has no vision tower: then its server takes text alone.
-_VISION = ("visual.", "vision_tower.", "vision_embedder.", "embed_vision.")
 
 
 def check_needs(
@@ -123,15 +121,13 @@ class _Check:
             for group in needs.layers:
                 self._need_one(f"model.layers.{layer}.", group)
         vision = config.raw.get("vision_config")
-        has_vision = any(name.startswith(_VISION) for name in self._tensors)
-        if needs.vision and isinstance(vision, dict) and has_vision:
+        if needs.vision and isinstance(vision, dict):
             self._need("", needs.vision)
             for block in range(int(vision.get(needs.block_count) or 0)):
                 for group in needs.blocks:
                     self._need_one(f"{needs.block_prefix}{block}.", group)
         for text in needs.by_config(config) if needs.by_config else ():
-            if has_vision or not text.startswith(_VISION):
-                self._need("", text)
+            self._need("", text)
         self._check_banks(config.num_layers)
 
     def _check_banks(self, num_layers: int) -> None:
