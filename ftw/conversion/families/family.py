@@ -83,6 +83,7 @@ class Family:
         refuses_others: Whether a name that it does not need is an error; otherwise that is left out.
         keeps_tied_head: Whether an LM head that a tied model stores goes into the FTW, where nothing reads it.
         is_tied_by_default: Whether the LM head is tied if config.json does not say.
+        asks_top_for_tie: Whether the flag at the top of config.json counts, and not the text model's own.
         prepare: Does what the table cannot say before modules are joined: takes the dense tensors under their new
             names, and returns those that are.
         finish: The same with the dense tensors that come out.
@@ -102,6 +103,7 @@ class Family:
     refuses_others: bool = True
     keeps_tied_head: bool = True
     is_tied_by_default: bool = False
+    asks_top_for_tie: bool = False
     prepare: Callable[[Checkpoint, list[DenseTensor]], list[DenseTensor]] | None = None
     finish: Callable[[Checkpoint, list[DenseTensor]], list[DenseTensor]] | None = None
 

@@ -42,6 +42,7 @@ def _with_taps(family: Family) -> Family:
         needs=replace(with_vision(family.needs), by_config=_name_taps),
         renames=_RENAMES,
         scaled=f"{LINEARS}|{_VISION_LINEARS}",
+        asks_top_for_tie=True,
     )
 
 

@@ -84,7 +84,7 @@ QWEN4_EXP = replace(
             by_config=_name_ngram_layers,
         )
     ),
-    side_files=_TABLE,
+    side_files=f"{_TABLE_PART.pattern}|{_TABLE_SCALE.pattern}",
     fuses=(*QWEN3_5.fuses, _HYPER_FUSE),
     scaled=f"{LINEARS}|{GDN_LINEARS}|{_QWEN4_LINEARS}",
     unpacked="",

@@ -45,18 +45,19 @@ class BankSpec(NamedTuple):
         roles: The names of the tensor that it is made of, one of which an expert's projection has.
         make: Makes an expert's part of one projection; also takes the role, the rows of the projection's weight, and
             those of the whole bank's.
+        dtypes: Types that it can be stored in.
     """
 
     suffix: str
     roles: tuple[str, ...]
     make: Callable[[ExpertSlice, str, int, int], ExpertSlice]
+    dtypes: frozenset[str]
 
 
 class BankFormat(NamedTuple):
-    """A format, by the types that its first tensor can have."""
+    """A format, told by the tensors that a projection has, and by the type of the first."""
 
     tag: str
-    dtypes: frozenset[str]
     banks: tuple[BankSpec, ...]
     unused: frozenset[str] = frozenset()
 
@@ -101,35 +102,37 @@ def swap(part: ExpertSlice) -> ExpertSlice:
     return replace(part, shape=(columns, rows), recipe=recipe)
 
 
+_FLOATS = frozenset({"BF16", "F16", "F32"})
+_E4M3, _E8M0, _U8, _I8 = (frozenset({dtype}) for dtype in ("F8_E4M3", "F8_E8M0", "U8", "I8"))
+
 FORMATS: tuple[BankFormat, ...] = (
-    BankFormat("bf16", frozenset({"BF16", "F16", "F32"}), (BankSpec("", ("weight",), _as_bf16),)),
+    BankFormat("bf16", (BankSpec("", ("weight",), _as_bf16, _FLOATS),)),
     BankFormat(
         "fp8_block",
-        frozenset({"F8_E4M3"}),
-        (BankSpec("", ("weight",), _as_stored), BankSpec("_scale", ("weight_scale_inv", "weight_scale"), _padded)),
+        (
+            BankSpec("", ("weight",), _as_stored, _E4M3),
+            BankSpec("_scale", ("weight_scale_inv", "weight_scale"), _padded, _FLOATS),
+        ),
     ),
     BankFormat(
         "nvfp4",
-        frozenset({"U8"}),
         (
-            BankSpec("_packed", ("weight", "weight_packed"), _as_stored),
-            BankSpec("_scale", ("weight_scale",), _as_stored),
-            BankSpec("_global", ("weight_scale_2", "weight_global_scale"), _repeated),
+            BankSpec("_packed", ("weight", "weight_packed"), _as_stored, _U8),
+            BankSpec("_scale", ("weight_scale",), _as_stored, _E4M3),
+            BankSpec("_global", ("weight_scale_2", "weight_global_scale"), _repeated, _FLOATS),
         ),
         unused=frozenset({"input_scale", "input_global_scale"}),
     ),
     BankFormat(
         "ds_fp4",
-        frozenset({"I8"}),
-        (BankSpec("_packed", ("weight",), _as_bytes), BankSpec("_scale", ("scale",), _as_stored)),
+        (BankSpec("_packed", ("weight",), _as_bytes, _I8), BankSpec("_scale", ("scale",), _as_stored, _E8M0)),
     ),
     BankFormat(
         "mxfp4_triton",
-        frozenset({"U8"}),
         (
-            BankSpec("_blocks", ("blocks",), _swapped),
-            BankSpec("_scales", ("scales",), _swapped),
-            BankSpec("_bias", ("bias",), _as_stored),
+            BankSpec("_blocks", ("blocks",), _swapped, _U8),
+            BankSpec("_scales", ("scales",), _swapped, _U8),
+            BankSpec("_bias", ("bias",), _as_bf16, _FLOATS),
         ),
     ),
 )
@@ -143,7 +146,7 @@ def find_format(parts: Mapping[str, ExpertSlice]) -> BankFormat | None:
         if (
             None not in roles
             and first
-            and parts[first].dtype in found.dtypes
+            and parts[first].dtype in found.banks[0].dtypes
             and parts.keys() <= {*roles, *found.unused}
         ):
             return found

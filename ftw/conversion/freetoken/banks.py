@@ -149,7 +149,7 @@ class _Layer:
             for role in sorted(found.unused & roles.keys())
             for part in roles[role]
         ]
-        if "gate_up" in self._slices and found.tag == "bf16":
+        if {"gate_up", "down"} <= self._slices.keys() and found.tag == "bf16":
             self._turn(hidden_size)
 
     def iter_banks(self, number: int, names: BankFormat) -> Iterator[BankTensor]:
@@ -190,6 +190,12 @@ class _Layer:
         if role is None:
             problem = f"{projection} has no {' or '.join(spec.roles)}, which {self.format.tag} experts need"
             raise CheckpointError(self._source, self.first_name, problem)
+        stored = roles[role][0]
+        if stored.dtype not in spec.dtypes:
+            problem = (
+                f"is {stored.dtype}, {self.format.tag} experts of FreeToken need {' or '.join(sorted(spec.dtypes))}"
+            )
+            raise CheckpointError(self._source, stored.name, problem)
         return role, roles[role]
 
     def _gather(self, tensors: Sequence[tuple[ExpertName, TensorInfo]]) -> None:

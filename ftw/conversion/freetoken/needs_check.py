@@ -66,9 +66,10 @@ def check_needs(
 
 
 def has_tied_head(checkpoint: Checkpoint, family: Family) -> bool:
-    """Tell whether a model's LM head is its embedding, by config.json."""
-    flags = [part[TIE_KEY] for part in config_parts(checkpoint.config.raw) if part.get(TIE_KEY) is not None]
-    return any(flags) if flags else family.is_tied_by_default
+    """Tell whether FreeToken's model takes its embedding as LM head: by the flag of the part that it asks."""
+    parts = config_parts(checkpoint.config.raw)
+    flag = parts[-1 if family.asks_top_for_tie else 0].get(TIE_KEY)
+    return family.is_tied_by_default if flag is None else bool(flag)
 
 
 def check_banks(source: str, schemes: DeclaredSchemes, banks: Banks) -> None:

@@ -92,10 +92,12 @@ def name_as_freetoken(
         if re.search(family.scaled, tensor.module):
             modules.setdefault(tensor.module, []).append(tensor)
         elif tensor.role in _ROLES and tensor.role != "weight":
-            raise CheckpointError(source, tensor.origin, f"is a scale, FreeToken has no quantised {tensor.module}")
-        elif tensor.role == "weight" and tensor.dtype in PACKED_DTYPES:
             raise CheckpointError(
-                source, tensor.origin, f"is {tensor.dtype}, FreeToken has no quantised {tensor.module}"
+                source, tensor.origin, f"is a scale, which FreeToken's {tensor.module} is not made for"
+            )
+        elif tensor.dtype in PACKED_DTYPES:
+            raise CheckpointError(
+                source, tensor.origin, f"is {tensor.dtype}, which FreeToken's {tensor.module} is not made for"
             )
         else:
             made.tensors.append(tensor)
