@@ -122,6 +122,8 @@ class _Module:
         needed = self._needed_roles()
         for part in parts:
             role = _ROLES.get(part.role, ("", False))[0]
+            if not role and part.dtype in PACKED_DTYPES:
+                raise self._refuse(part, f"is {part.dtype}, FreeToken's {part.role} of a layer is not quantised")
             if not role:
                 self._others.append(part)
             elif role == "input" and role not in needed:
