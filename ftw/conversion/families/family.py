@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ftw.checkpoint import Checkpoint, ModelConfig
+    from ftw.checkpoint import Checkpoint
     from ftw.conversion.recipes.dense_tensor import DenseTensor
 
 
@@ -59,7 +59,7 @@ class Needs:
     blocks: tuple[tuple[str, ...], ...] = ()
     block_prefix: str = "visual.blocks."
     block_count: str = "depth"
-    by_config: Callable[[ModelConfig], Iterable[str]] | None = None
+    by_config: Callable[[Checkpoint], Iterable[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Gemma 4: its text model, with or without experts, and its vision tower, or the embedder of the unified models."""
+"""Gemma 4, with or without experts, and Muse Glimmer: norms before and after each part, vision towers of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint import config_parts
-from ftw.conversion.families.family import GATE_UP, KV_SCALES, LAYER_LINEARS, NO_VISION, QKV, Family, Needs
+from ftw.conversion.families.family import GATE_UP, KV_SCALES, LAYER_LINEARS, NO_VISION, QKV, Family, Fuse, Needs
 from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -38,17 +38,17 @@ def _text(config: ModelConfig) -> Mapping[str, Any]:
     return config_parts(config.raw)[0]
 
 
-def _name_experts(config: ModelConfig) -> Iterator[str]:
+def _name_experts(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield what there is in layers with experts."""
-    for layer in range(config.num_layers or 0) if config.num_experts else ():
+    for layer in range(checkpoint.config.num_layers or 0) if checkpoint.config.num_experts else ():
         yield " ".join(f"model.layers.{layer}.feed_forward.{name}" for name in _EXPERTS)
         yield f"model.layers.{layer}.@experts"
 
 
-def _name_experts_and_tower(config: ModelConfig) -> Iterator[str]:
+def _name_experts_and_tower(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield what experts need, and the numbers by which the tower's output is standardised."""
-    yield from _name_experts(config)
-    vision = config.raw.get("vision_config")
+    yield from _name_experts(checkpoint)
+    vision = checkpoint.config.raw.get("vision_config")
     if isinstance(vision, dict) and vision.get("num_attention_heads") and vision.get("standardize"):
         yield "vision_tower.std_bias vision_tower.std_scale"
 
@@ -134,4 +134,41 @@ GEMMA4_UNIFIED = replace(
             "vision_embedder.pos_embedding vision_embedder.pos_norm.+ embed_vision.embedding_projection."
         ),
     ),
+)
+
+_MUSE_BLOCK = "norm1.+ norm2.+ attn.qkv.+ attn.proj.+ mlp.fc1.+ mlp.fc2.+"
+
+MUSE_GLIMMER = Family(
+    architectures=("MuseGlimmerForConditionalGeneration",),
+    needs=Needs(
+        model="model.embed_tokens. model.norm. lm_head.?",
+        layers=(
+            (
+                "input_layernorm. post_attention_layernorm. pre_feedforward_layernorm. post_feedforward_layernorm. "
+                "self_attn.qkv_proj. self_attn.gate_proj. self_attn.o_proj. mlp.gate_up_proj. mlp.down_proj.",
+            ),
+        ),
+        vision=(
+            "vision_tower.patch_embedder.patch_embedding. vision_tower.patch_embedder.position_embedding_table. "
+            "vision_tower.ln_pre.+ vision_tower.ln_post.+ vision_tower.adapter.fc1. vision_tower.adapter.fc2. "
+            "vision_tower.projection."
+        ),
+        blocks=((_MUSE_BLOCK,),),
+        block_prefix="vision_tower.layers.",
+        block_count="num_hidden_layers",
+    ),
+    left_out=(KV_SCALES,),
+    renames=(
+        (r"^(?:model\.)?language_model\.", "model."),
+        (r"^model\.vision_tower\.", "vision_tower."),
+        (r"^model\.vision_adapter\.", "vision_tower.adapter."),
+        (r"^model\.vision_projection\.", "vision_tower.projection."),
+    ),
+    fuses=(
+        replace(QKV, where=r"model\..*\.self_attn$"),
+        replace(GATE_UP, where=r"model\..*\.mlp$"),
+        Fuse(QKV.parts, "qkv", where=r"vision_tower\..*\.attn$"),
+    ),
+    scaled=rf"^model\..*{LAYER_LINEARS}|^lm_head$",
+    is_written_by_module=True,
 )

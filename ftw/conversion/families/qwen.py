@@ -1,17 +1,21 @@
-"""Qwen3-VL and Qwen3.5, with a vision tower; Qwen3.5 also as text alone."""
+"""Qwen3-VL, Qwen3.5 (also as text alone) and Qwen4-Exp, which has a table of n-grams in side files."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ftw.checkpoint import config_parts
 from ftw.conversion.families.family import GATE_UP, KV_SCALES, LINEARS, NO_VISION, QKV, Family, Fuse, Needs
 from ftw.conversion.families.llama import MODEL, NORMS, QK_NORMS, QWEN3, QWEN3_MOE
+from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftw.checkpoint import ModelConfig
+    from ftw.checkpoint import Checkpoint
+    from ftw.conversion.recipes.dense_tensor import DenseTensor
 
 _RENAMES = ((r"^(?:model\.)?visual\.", "visual."), (r"^(?:model\.)?language_model\.", "model."))
 _VISION = (
@@ -22,14 +26,14 @@ _BLOCK = "norm1.+ norm2.+ attn.qkv.+ attn.proj.+ mlp.linear_fc1.+ mlp.linear_fc2
 _VISION_LINEARS = r"^visual\..*\.(?:attn\.qkv|attn\.proj|linear_fc1|linear_fc2)$"
 
 
-def with_vision(needs: Needs) -> Needs:
+def _with_vision(needs: Needs) -> Needs:
     """Return a text model's needs with those of the vision tower."""
     return replace(needs, vision=_VISION, blocks=((_BLOCK,),))
 
 
-def _name_taps(config: ModelConfig) -> Iterator[str]:
+def _name_taps(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the mergers behind those blocks of Qwen3-VL's tower whose output goes into the first layers."""
-    vision = config.raw.get("vision_config")
+    vision = checkpoint.config.raw.get("vision_config")
     taps = vision.get("deepstack_visual_indexes") if isinstance(vision, dict) else None
     for number in range(len(taps) if isinstance(taps, list) else 0):
         below = f"visual.deepstack_merger_list.{number}."
@@ -39,7 +43,7 @@ def _name_taps(config: ModelConfig) -> Iterator[str]:
 def _with_taps(family: Family) -> Family:
     return replace(
         family,
-        needs=replace(with_vision(family.needs), by_config=_name_taps),
+        needs=replace(_with_vision(family.needs), by_config=_name_taps),
         renames=_RENAMES,
         scaled=f"{LINEARS}|{_VISION_LINEARS}",
         asks_top_for_tie=True,
@@ -50,12 +54,12 @@ QWEN3_VL = replace(_with_taps(QWEN3), architectures=("Qwen3VLForConditionalGener
 QWEN3_VL_MOE = replace(_with_taps(QWEN3_MOE), architectures=("Qwen3VLMoeForConditionalGeneration",))
 
 _GDN = "linear_attn.A_log linear_attn.dt_bias linear_attn.conv1d. linear_attn.norm. linear_attn.out_proj."
-ATTENTION = (
+_ATTENTION = (
     f"{_GDN} linear_attn.in_proj.",
     f"{_GDN} linear_attn.in_proj_qkvz. linear_attn.in_proj_ba.",
     f"self_attn.qkv_proj. self_attn.o_proj. {QK_NORMS}",
 )
-MOE = "mlp.gate. mlp.shared_expert_gate. mlp.shared_expert.gate_up_proj. mlp.shared_expert.down_proj. @experts"
+_MOE = "mlp.gate. mlp.shared_expert_gate. mlp.shared_expert.gate_up_proj. mlp.shared_expert.down_proj. @experts"
 _GDN_FUSES = (
     Fuse(("in_proj_qkv", "in_proj_z"), "in_proj_qkvz", if_packed="in_proj_qkv"),
     Fuse(("in_proj_b", "in_proj_a"), "in_proj_ba", if_packed="in_proj_qkv"),
@@ -63,22 +67,99 @@ _GDN_FUSES = (
 )
 _NOT_LOADED = ((r"^mtp\.", "FreeToken does not load the layers that predict several tokens"), KV_SCALES)
 _ROUTERS = r"\.mlp\.(?:gate|shared_expert_gate)$"
-GDN_LINEARS = r"\.linear_attn\.(?:in_proj_(?:qkv|z|b|a)|out_proj)$"
+_GDN_LINEARS = r"\.linear_attn\.(?:in_proj_(?:qkv|z|b|a)|out_proj)$"
 
 QWEN3_5_TEXT = Family(
     architectures=("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
-    needs=Needs(MODEL, ((NORMS,), ATTENTION, ("mlp.gate_up_proj. mlp.down_proj.", MOE))),
+    needs=Needs(MODEL, ((NORMS,), _ATTENTION, ("mlp.gate_up_proj. mlp.down_proj.", _MOE))),
     left_out=(*_NOT_LOADED, NO_VISION),
     renames=_RENAMES,
     fuses=(QKV, GATE_UP, *_GDN_FUSES),
-    scaled=f"{LINEARS}|{GDN_LINEARS}|{_ROUTERS}",
+    scaled=f"{LINEARS}|{_GDN_LINEARS}|{_ROUTERS}",
     unpacked=_ROUTERS,
     banks=frozenset({"bf16", "fp8_block", "nvfp4"}),
 )
 QWEN3_5 = replace(
     QWEN3_5_TEXT,
     architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
-    needs=with_vision(QWEN3_5_TEXT.needs),
+    needs=_with_vision(QWEN3_5_TEXT.needs),
     left_out=_NOT_LOADED,
     scaled=f"{QWEN3_5_TEXT.scaled}|{_VISION_LINEARS}",
+)
+
+_TABLE = r"\.ple\.ple_embedding\.ngram_embedding\."
+_TABLE_PART = re.compile(_TABLE + r"shard_(\d{1,6})\.weight$")
+_TABLE_SCALE = re.compile(_TABLE + r"weight_scale$")
+_HYPER = "{0}hc_norm. {0}input_mix_weight_up. {0}input_mix_weight_down_block_inject."
+_INDEXER = "self_attn.indexer."
+_PLE = (
+    *("ple_embedding.layer_multipliers", "ple_embedding.ngram_heads_vocab_sizes", "ple_embedding.ngram_heads_offsets"),
+    *("key_proj.", "value_proj.", "norm_key.", "norm_query.", "norm_conv.", "conv1d."),
+)
+_HYPER_FUSE = Fuse(
+    parts=("input_mix_weight_down", "block_inject_weight"),
+    into="input_mix_weight_down_block_inject",
+    where=r"model\.layers\.",
+    rows_multiple=16,  # rows that a matrix product takes without copying
+)
+_QWEN4_LINEARS = r"\.(?:index_qk_proj|input_mix_weight_(?:down|up)|block_inject_weight|key_proj|value_proj)$"
+
+
+def _find_ngram_layers(checkpoint: Checkpoint) -> list[int]:
+    """Return the layers that look up n-grams, counted from 0; config.json counts them from 1."""
+    found = config_parts(checkpoint.config.raw)[0].get("ple_layer_ids") or []
+    if not isinstance(found, list) or not all(isinstance(layer, int) and layer > 0 for layer in found):
+        raise CheckpointError(checkpoint.source, "config.json: ple_layer_ids", "must be a list of layers, from 1 on")
+    return [layer - 1 for layer in found]
+
+
+def _name_ngram_layers(checkpoint: Checkpoint) -> Iterator[str]:
+    for layer in _find_ngram_layers(checkpoint):
+        yield " ".join(f"model.layers.{layer}.ple.{name}" for name in _PLE)
+
+
+def _check_table(checkpoint: Checkpoint, tensors: list[DenseTensor]) -> list[DenseTensor]:
+    """Check the n-gram table, which FreeToken joins out of its parts, all alike."""
+    named = [(found, tensor) for name, tensor in checkpoint.tensors.items() if (found := _TABLE_PART.search(name))]
+    stored, numbers = [tensor for _, tensor in named], {int(found[1]) for found, _ in named}
+    count = checkpoint.config.count("split_ngram_parts") or 0 if _find_ngram_layers(checkpoint) else 0
+    if len(stored) != count or numbers != set(range(count)):
+        missing = next((number for number in range(count) if number not in numbers), None)
+        problem = f"there are {len(stored)} of its parts" if missing is None else f"its part {missing} is missing"
+        raise CheckpointError(checkpoint.source, "n-gram table", f"{problem}, config.json says that it has {count}")
+    for part in stored:
+        if part.dtype not in ("BF16", "F8_E4M3") or (part.dtype, part.shape) != (stored[0].dtype, stored[0].shape):
+            both = f"is {part.describe()}, {stored[0].name} is {stored[0].describe()}"
+            problem = f"{both}; all parts must be alike, BF16 or F8_E4M3"
+            raise CheckpointError(checkpoint.source, part.name, problem)
+    if stored and stored[0].dtype == "F8_E4M3" and not any(_TABLE_SCALE.search(name) for name in checkpoint.tensors):
+        raise CheckpointError(checkpoint.source, stored[0].name, "is F8_E4M3, its table has no weight_scale")
+    return tensors
+
+
+QWEN4_EXP = replace(
+    QWEN3_5,
+    architectures=("Qwen4ExpForConditionalGeneration",),
+    needs=_with_vision(
+        Needs(
+            "model.embed_tokens. lm_head.? model.hyper_connection_mixer.hc_norm. "
+            "model.hyper_connection_mixer.input_mix_weight_down. model.hyper_connection_mixer.input_mix_weight_up.",
+            (
+                (_HYPER.format("attn_hyper_connection."),),
+                (_HYPER.format("mlp_hyper_connection."),),
+                (
+                    *_ATTENTION[:2],
+                    f"{_ATTENTION[2]} {_INDEXER}index_qk_proj. {_INDEXER}q_layernorm. {_INDEXER}k_layernorm.",
+                ),
+                (_MOE,),
+            ),
+            by_config=_name_ngram_layers,
+        )
+    ),
+    side_files=f"{_TABLE_PART.pattern}|{_TABLE_SCALE.pattern}",
+    fuses=(*QWEN3_5.fuses, _HYPER_FUSE),
+    scaled=f"{LINEARS}|{_GDN_LINEARS}|{_QWEN4_LINEARS}",
+    unpacked="",
+    banks=frozenset({"nvfp4"}),
+    prepare=_check_table,
 )

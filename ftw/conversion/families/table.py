@@ -7,23 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.conversion.families.gemma import GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED
-from ftw.conversion.families.gpt_oss import GPT_OSS
-from ftw.conversion.families.llama import LLAMA, QWEN2, QWEN3, QWEN3_MOE
-from ftw.conversion.families.muse_glimmer import MUSE_GLIMMER
-from ftw.conversion.families.qwen import QWEN3_5, QWEN3_5_TEXT, QWEN3_VL, QWEN3_VL_MOE
-from ftw.conversion.families.qwen4_exp import QWEN4_EXP
+from ftw.conversion.families.gemma import GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED, MUSE_GLIMMER
+from ftw.conversion.families.llama import GPT_OSS, LLAMA, QWEN2, QWEN3, QWEN3_MOE
+from ftw.conversion.families.qwen import QWEN3_5, QWEN3_5_TEXT, QWEN3_VL, QWEN3_VL_MOE, QWEN4_EXP
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.families.family import Family
 
 FAMILIES: tuple[Family, ...] = (
-    *(LLAMA, QWEN2, QWEN3, QWEN3_MOE),
+    *(LLAMA, QWEN2, QWEN3, QWEN3_MOE, GPT_OSS),
     *(QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_TEXT, QWEN4_EXP),
-    *(GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED),
-    GPT_OSS,
-    MUSE_GLIMMER,
+    *(GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED, MUSE_GLIMMER),
 )
 # Architectures that FreeToken registers, and does not serve.
 NOT_SERVED = {

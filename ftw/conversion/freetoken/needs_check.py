@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ftw.checkpoint import TIE_KEY, config_parts
 from ftw.errors import CheckpointError
+from ftw.files import short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -124,10 +125,14 @@ class _Check:
         vision = config.raw.get("vision_config")
         if needs.vision and isinstance(vision, dict):
             self._need("", needs.vision)
-            for block in range(int(vision.get(needs.block_count) or 0)):
+            num_blocks = vision.get(needs.block_count) or 0
+            if needs.blocks and not isinstance(num_blocks, int):
+                problem = f"is {short_repr(num_blocks)}, a count is needed"
+                raise CheckpointError(self._checkpoint.source, f"config.json: {needs.block_count}", problem)
+            for block in range(num_blocks if needs.blocks else 0):
                 for group in needs.blocks:
                     self._need_one(f"{needs.block_prefix}{block}.", group)
-        for text in needs.by_config(config) if needs.by_config else ():
+        for text in needs.by_config(self._checkpoint) if needs.by_config else ():
             self._need("", text)
         self._check_banks(config.num_layers)
 
