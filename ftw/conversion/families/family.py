@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.recipes.dense_tensor import DenseTensor
+
+MOE = "moe"  # the kind of a layer that has routed experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,11 @@ class Needs:
     Attributes:
         model: What there is once.
         layers: What there is below "model.layers.N.", in groups: a layer has one of a group's texts, and all of that.
+        kinds: Tells from the configuration what each layer is, from the first one on: kinds of `of_kind`, and `MOE`
+            where it has routed experts. Without it there are as many layers as config.json says.
+        of_kind: Kinds, and what a layer of one has beside `layers`.
         vision: The same as `model`, where config.json has a part for images.
+        vision_part: The key of that part; empty if its keys stand at the top.
         blocks: The same as `layers`, for the blocks of the vision tower.
         block_prefix: What stands before the number of a block.
         block_count: The key of the vision part that says how many blocks there are.
@@ -51,7 +58,10 @@ class Needs:
 
     model: str
     layers: tuple[tuple[str, ...], ...]
+    kinds: Callable[[Checkpoint], Sequence[AbstractSet[str]]] | None = None
+    of_kind: tuple[tuple[str, str], ...] = ()
     vision: str = ""
+    vision_part: str = "vision_config"
     blocks: tuple[tuple[str, ...], ...] = ()
     block_prefix: str = "visual.blocks."
     block_count: str = "depth"
@@ -68,10 +78,12 @@ class Family:
         side_files: A regular expression of names that go into side files as they are.
         renames: Regular expressions, and what stands in place of what they match; the first that matches counts.
         fuses: Modules that become one.
-        casts: Regular expressions of new names, and the type that they are cast to; the first that matches counts.
+        casts: Regular expressions of new names, and the type that F32, F16 and BF16 elements are cast to; the first
+            that matches counts, of a fused tensor's parts as well.
         scaled: A regular expression of new names of modules, whose NVFP4 and FP8 tensors get FreeToken's names.
         banks: Tags of the formats of experts that its kernels take (`ftw.conversion.freetoken.bank_formats`).
-        refuses_others: Whether a name that it does not need is an error; otherwise that is left out.
+        refuses_others: Whether a name that it does not need is an error; otherwise that is left out, and so are layers
+            past the last one, which predict several tokens.
         finish: Does what the table cannot say: takes the dense tensors, and returns those that are written.
     """
 

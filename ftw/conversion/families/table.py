@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftw.conversion.families.flint import FLINT
+from ftw.conversion.families.glm import GLM4_MOE, GLM5_NEXT, GLM_MOE_DSA
 from ftw.conversion.families.llama import LLAMA, QWEN3_MOE
+from ftw.conversion.families.minimax import MINIMAX_M2, MINIMAX_M3
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.families.family import Family
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3_MOE)
+FAMILIES: tuple[Family, ...] = (
+    *(LLAMA, QWEN3_MOE),
+    *(MINIMAX_M2, MINIMAX_M3, FLINT),
+    *(GLM4_MOE, GLM_MOE_DSA, GLM5_NEXT),
+)
 
 
 def find_family(checkpoint: Checkpoint) -> Family | None:

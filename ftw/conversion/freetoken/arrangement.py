@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ftw.conversion.families.table import FAMILIES, find_family
 from ftw.conversion.freetoken.banks import Banks, make_banks, parse_expert_name
 from ftw.conversion.freetoken.dense import arrange_dense, rename
-from ftw.conversion.freetoken.needs_check import check_needs
+from ftw.conversion.freetoken.needs_check import check_experts, check_needs, find_layers
 from ftw.conversion.recipes.dense_tensor import as_stored
 from ftw.conversion.recipes.recipe import Run, find_run
 from ftw.errors import CheckpointError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ftw.files import WeightFile
 
 _BANK = "experts_bank"
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _NO_PLACE = "FreeToken's model has no place for it"
 _NOT_USED = "FreeToken's kernels for experts do not use it"
 
@@ -54,7 +55,8 @@ class FreetokenArrangement:
         family = _find_family(checkpoint)
         self.source = checkpoint.source
         self._checkpoint = checkpoint
-        sorted_tensors = _Sorted(checkpoint, family)
+        layers = find_layers(checkpoint, family)
+        sorted_tensors = _Sorted(checkpoint, family, len(layers))
         config = checkpoint.config
         banks = Banks()
         if sorted_tensors.experts:
@@ -68,7 +70,8 @@ class FreetokenArrangement:
         dense = arrange_dense(self.source, family, sorted_tensors.dense)
         if family.finish is not None:
             dense = family.finish(checkpoint, dense)
-        kept = check_needs(checkpoint, family, dense)
+        kept = check_needs(checkpoint, family, dense, layers)
+        check_experts(checkpoint, family, {name.layer: tensor for name, tensor in sorted_tensors.experts}, layers)
         self._recipes: dict[str, Recipe] = {}
         self._tensors: dict[str, TensorInfo] = {}
         for tensor in kept:
@@ -107,7 +110,7 @@ class FreetokenArrangement:
     def read_into(self, name: str, buffer: Any, *, offset: int = 0) -> None:
         """Fill a buffer with bytes of a tensor, from its byte `offset` on.
 
-        Memory: 16 MiB at most, whatever the tensor is made of.
+        Memory: 64 MiB at most, whatever the tensor is made of.
 
         Raises:
             CheckpointError: A file of the checkpoint has changed.
@@ -121,7 +124,7 @@ class FreetokenArrangement:
             self.read_into(name, buffer, offset=offset)
 
     def _read(self, name: str, view: memoryview, offset: int) -> None:
-        self._checkpoint.read_many([(name, view, offset)], num_threads=1)
+        self._checkpoint.read_into(name, view, offset=offset, num_threads=1)
 
     def _add(self, name: str, dtype: str, shape: tuple[int, ...], recipe: Recipe, kind: str) -> None:
         if name in self._tensors:
@@ -143,20 +146,29 @@ class FreetokenArrangement:
 class _Sorted:
     """A checkpoint's tensors by what becomes of them, in FreeToken's order: by file, and in a file by name."""
 
-    def __init__(self, checkpoint: Checkpoint, family: Family) -> None:
+    def __init__(self, checkpoint: Checkpoint, family: Family, num_layers: int) -> None:
         self.dense: list[DenseTensor] = []
         self.experts: list[tuple[ExpertName, TensorInfo]] = []
         self.left_out: list[LeftOut] = []
         tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.shard, tensor.name.encode()))
         for position, tensor in enumerate(tensors):
+            name = rename(family, tensor.name)
             reason = next((why for pattern, why in family.left_out if re.search(pattern, tensor.name)), None)
+            if not family.refuses_others and _is_past(name, num_layers):
+                reason = f"FreeToken serves the {num_layers} layers before it"
             expert = parse_expert_name(tensor.name)
             if reason is not None:
                 self.left_out.append(LeftOut("tensor", tensor.name, reason))
             elif expert is not None:
                 self.experts.append((expert, tensor))
             else:
-                self.dense.append(as_stored(tensor, rename(family, tensor.name), position))
+                self.dense.append(as_stored(tensor, name, position))
+
+
+def _is_past(name: str, num_layers: int) -> bool:
+    """Tell whether a tensor belongs to a layer behind the last one of the model proper."""
+    found = _LAYER.match(name)
+    return found is not None and int(found[1]) >= num_layers
 
 
 def _find_family(checkpoint: Checkpoint) -> Family:

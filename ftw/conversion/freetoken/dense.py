@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ftw.conversion.freetoken.scaled_modules import name_as_freetoken
-from ftw.conversion.recipes.dense_tensor import cast_to, concatenate, largest
+from ftw.conversion.recipes.dense_tensor import FLOATS, cast_to, concatenate, largest
 from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -32,11 +32,14 @@ def arrange_dense(source: str, family: Family, tensors: Sequence[DenseTensor]) -
         CheckpointError: A part of a fused module is missing, or the parts do not fit.
     """
     scaled = name_as_freetoken(source, family, tensors) if family.scaled else tensors
-    made = [_cast(family, tensor) for tensor in _fuse(source, family, scaled)]
+    parts = [_cast(family, tensor) for tensor in scaled]
+    made = [_cast(family, tensor) for tensor in _fuse(source, family, parts)]
     return sorted(made, key=lambda tensor: tensor.position)
 
 
 def _cast(family: Family, tensor: DenseTensor) -> DenseTensor:
+    if tensor.dtype not in FLOATS:
+        return tensor
     dtypes = (dtype for pattern, dtype in family.casts if re.search(pattern, tensor.name))
     return cast_to(tensor, next(dtypes, tensor.dtype))
 

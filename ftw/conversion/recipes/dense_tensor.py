@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ftw.conversion.recipes.recipe import Bytes, Recipe
     from ftw.tensors import TensorInfo
 
+FLOATS = frozenset({"F32", "F16", "BF16"})  # types whose elements are numbers without a scale
+
 
 @dataclass(frozen=True, slots=True)
 class DenseTensor:
