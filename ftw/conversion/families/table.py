@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftw.conversion.families.deepseek_v4 import DEEPSEEK_V4
 from ftw.conversion.families.flint import FLINT
 from ftw.conversion.families.glm import GLM4_MOE, GLM5_NEXT, GLM_MOE_DSA
 from ftw.conversion.families.llama import LLAMA, QWEN3_MOE
@@ -20,6 +21,7 @@ FAMILIES: tuple[Family, ...] = (
     *(LLAMA, QWEN3_MOE),
     *(MINIMAX_M2, MINIMAX_M3, FLINT),
     *(GLM4_MOE, GLM_MOE_DSA, GLM5_NEXT),
+    DEEPSEEK_V4,
 )
 
 

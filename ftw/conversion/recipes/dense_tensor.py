@@ -56,6 +56,11 @@ def as_stored(tensor: TensorInfo, name: str, position: int) -> DenseTensor:
     return DenseTensor(name, tensor.dtype, tensor.shape, Run(tensor.name, 0, tensor.nbytes), position)
 
 
+def renamed(tensor: DenseTensor, name: str) -> DenseTensor:
+    """Return a tensor under another name."""
+    return replace(tensor, name=name)
+
+
 def cast_to(tensor: DenseTensor, dtype: str) -> DenseTensor:
     """Return a tensor in another type."""
     if tensor.dtype == dtype:
