@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from ftw.conversion.families.layer_kinds import Kinds
 
 NO_PREDICTION = "FreeToken does not predict several tokens at a time"
+SHARED_EXPERT = "ffn.shared_experts.w1. ffn.shared_experts.w2. ffn.shared_experts.w3."
+HYPER_CONNECTIONS = "hc_attn_fn hc_ffn_fn hc_attn_base hc_ffn_base hc_attn_scale hc_ffn_scale"
 
 _ARGUMENTS = ("inference/config.json", "model_args.json")
 _COMPRESSED, _INDEXED, _HASHED, _BIASED, _SEEING = "compressed", "indexed", "hashed", "biased", "seeing"
 _INDEXED_RATIO = 4
-_HYPER_CONNECTIONS = "hc_attn_fn hc_ffn_fn hc_attn_base hc_ffn_base hc_attn_scale hc_ffn_scale"
 _WO_A = re.compile(r"(model\.layers\.\d+\.attn\.wo_a)\.(weight|weight_scale_inv)")
 
 
@@ -82,8 +83,7 @@ DEEPSEEK_V4 = Family(
         layers=(
             (
                 "attn.wq_a. attn.q_norm.weight attn.wq_b. attn.wkv. attn.kv_norm.weight attn.wo_a attn.wo_b. "
-                "attn.attn_sink attn_norm.weight ffn_norm.weight ffn.gate.weight ffn.shared_experts.w1. "
-                f"ffn.shared_experts.w2. ffn.shared_experts.w3. {_HYPER_CONNECTIONS}",
+                f"attn.attn_sink attn_norm.weight ffn_norm.weight ffn.gate.weight {SHARED_EXPERT} {HYPER_CONNECTIONS}",
             ),
         ),
         kinds=_kinds,

@@ -76,6 +76,8 @@ class Family:
         needs: What the result must hold.
         left_out: Regular expressions of names that are left out, each with the reason.
         side_files: A regular expression of names that go into side files as they are.
+        side_shards: A regular expression of names that FreeToken's server reads from whole shards of the source, which
+            lie beside the FTW under their own names.
         renames: Regular expressions, and what stands in place of what they match; the first that matches counts.
         fuses: Modules that become one.
         casts: Regular expressions of new names, and the type that F32, F16 and BF16 elements are cast to; the first
@@ -91,6 +93,7 @@ class Family:
     needs: Needs
     left_out: tuple[tuple[str, str], ...] = ()
     side_files: str = ""
+    side_shards: str = ""
     renames: tuple[tuple[str, str], ...] = ()
     fuses: tuple[Fuse, ...] = ()
     casts: tuple[tuple[str, str], ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftw.conversion.families.deepseek_v4 import DEEPSEEK_V4
+from ftw.conversion.families.deepseek_v41 import DEEPSEEK_V41
 from ftw.conversion.families.flint import FLINT
 from ftw.conversion.families.glm import GLM4_MOE, GLM5_NEXT, GLM_MOE_DSA
 from ftw.conversion.families.llama import LLAMA, QWEN3_MOE
@@ -21,7 +22,7 @@ FAMILIES: tuple[Family, ...] = (
     *(LLAMA, QWEN3_MOE),
     *(MINIMAX_M2, MINIMAX_M3, FLINT),
     *(GLM4_MOE, GLM_MOE_DSA, GLM5_NEXT),
-    DEEPSEEK_V4,
+    *(DEEPSEEK_V4, DEEPSEEK_V41),
 )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftw.conversion.families.table import FAMILIES, find_family
 from ftw.conversion.freetoken.banks import Banks, make_banks, parse_expert_name
+from ftw.conversion.freetoken.copied_shards import plan_copied_shards
 from ftw.conversion.freetoken.dense import arrange_dense, rename
 from ftw.conversion.freetoken.needs_check import check_experts, check_needs, find_layers
 from ftw.conversion.recipes.dense_tensor import as_stored
@@ -43,6 +44,7 @@ class FreetokenArrangement:
         tensors: By name, in the order in which they are written; `offset` and `shard` say nothing.
         left_out: Tensors of the checkpoint that nothing is made of, with the reason.
         index_entries: Keys of the index of an FTW that holds them.
+        side_files: Files beside it, with tensors that FreeToken's server reads from there.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -85,7 +87,9 @@ class FreetokenArrangement:
             *(LeftOut("tensor", name, _NO_PLACE) for name in dict.fromkeys(others)),
             *(LeftOut("tensor", name, _NOT_USED) for name in banks.unused),
         )
-        self.index_entries: dict[str, Any] = banks.index_entries()
+        self.side_files = plan_copied_shards(checkpoint, sorted_tensors.in_side_shards)
+        names_beside = [file.name for file in self.side_files]
+        self.index_entries: dict[str, Any] = {**banks.index_entries(), "side_files": names_beside}
         self._check_ledger()
 
     @property
@@ -137,7 +141,7 @@ class FreetokenArrangement:
     def _check_ledger(self) -> None:
         """Check that each tensor of the checkpoint goes somewhere or is left out for a reason."""
         used = {source for recipe in self._recipes.values() for source in recipe.iter_sources()}
-        named = {entry.name for entry in self.left_out}
+        named = {entry.name for entry in self.left_out} | {name for file in self.side_files for name in file.tensors}
         for name in self._checkpoint.tensors:
             if name not in used and name not in named:
                 raise CheckpointError(self.source, name, "would be lost: no tensor of FreeToken's layout is made of it")
@@ -150,6 +154,7 @@ class _Sorted:
         self.dense: list[DenseTensor] = []
         self.experts: list[tuple[ExpertName, TensorInfo]] = []
         self.left_out: list[LeftOut] = []
+        self.in_side_shards: list[str] = []
         tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.shard, tensor.name.encode()))
         for position, tensor in enumerate(tensors):
             name = rename(family, tensor.name)
@@ -159,6 +164,8 @@ class _Sorted:
             expert = parse_expert_name(tensor.name)
             if reason is not None:
                 self.left_out.append(LeftOut("tensor", tensor.name, reason))
+            elif family.side_shards and re.search(family.side_shards, tensor.name):
+                self.in_side_shards.append(tensor.name)
             elif expert is not None:
                 self.experts.append((expert, tensor))
             else:
