@@ -28,7 +28,7 @@ _INDEXER = (
     "self_attn.indexer.k_norm.weight self_attn.indexer.k_norm.bias"
 )
 _LATENT_ATTENTION = (
-    "self_attn.q_a_proj. self_attn.q_b_proj. self_attn.kv_a_proj_with_mqa. self_attn.kv_b_proj. self_attn.o_proj. "
+    "self_attn.q_a_proj. self_attn.q_b_proj. self_attn.kv_a_proj_with_mqa. self_attn.kv_b_proj.weight self_attn.o_proj. "
     "self_attn.q_a_layernorm.weight self_attn.kv_a_layernorm.weight"
 )
 
@@ -84,7 +84,7 @@ GLM4_MOE = Family(
     renames=(_ROUTER_BIAS,),
     casts=(_ROUTER_BIAS_CAST, (r"\.self_attn\.[qkvo]_proj\.bias$", "BF16")),
     scaled=r"\.mlp\.(shared_experts\.)?\w+_proj$",
-    banks=frozenset({"nvfp4"}),
+    banks=frozenset({"nvfp4", "bf16"}),
     refuses_others=False,
     finish=partial(
         encode_df11,
@@ -104,7 +104,7 @@ GLM_MOE_DSA = Family(
     renames=(_ROUTER_BIAS,),
     casts=(_ROUTER_BIAS_CAST,),
     scaled=r"\.(self_attn|mlp|shared_experts)\.\w+_(proj|with_mqa)$",
-    banks=frozenset({"nvfp4"}),
+    banks=frozenset({"nvfp4", "bf16", "fp8_block"}),
     refuses_others=False,
 )
 
@@ -155,6 +155,6 @@ GLM5_NEXT = Family(
         (r"^(?!.*\.(weight_scale|weight_scale_inv|weight_global|input_scale)$)", "BF16"),
     ),
     scaled=r"^model\.layers\..*_(proj|with_mqa)$",
-    banks=frozenset({"nvfp4", "fp8_block"}),
+    banks=frozenset({"nvfp4", "bf16", "fp8_block"}),
     refuses_others=False,
 )

@@ -53,7 +53,7 @@ MINIMAX_M2 = Family(
     fuses=(QKV,),
     casts=((r"\.e_score_correction_bias$", "F32"),),
     scaled=r"\.self_attn\.\w+_proj$",
-    banks=frozenset({"nvfp4"}),
+    banks=frozenset({"nvfp4", "bf16", "fp8_block"}),
 )
 
 MINIMAX_M3 = Family(
@@ -97,6 +97,6 @@ MINIMAX_M3 = Family(
     ),
     casts=((r"\.block_sparse_moe\.(gate\.weight|e_score_correction_bias)$", "F32"), (r"^vision_tower\.", "BF16")),
     scaled=r"^model\..*_proj$",
-    banks=frozenset({"nvfp4"}),
+    banks=frozenset({"nvfp4", "bf16"}),
     refuses_others=False,
 )

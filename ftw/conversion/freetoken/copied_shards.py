@@ -1,4 +1,4 @@
-"""Copied shards: whole files of a checkpoint that lie beside an FTW, since FreeToken's server reads tables from them."""
+"""Copied shards: whole files of a checkpoint that lie beside an FTW, where FreeToken looks for tables."""
 
 from __future__ import annotations
 
