@@ -148,17 +148,6 @@ class Checkpoint:
         self._check_open()
         self._read([self._request(*request) for request in requests], num_threads, is_bulk=True)
 
-    def read_json(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON object in a small file beside config.json.
-
-        None if there is none, or a link that leads out of the folder, which a conversion does not copy either.
-
-        Raises:
-            CheckpointError: It is not a JSON object.
-        """
-        place = self._reader.place
-        return None if place.leads_out(name) else place.read_json(name)
-
     def names_below(self, path: str) -> Iterator[str]:
         """Yield the names of a module's tensors, sorted, without going through all names for each module."""
         if self._sorted_names is None:
@@ -204,6 +193,14 @@ class Checkpoint:
             problem = f"no tensor '{printable(name)}' among {len(self._tensors)}"
             raise UnknownTensorError(f"{printable(self.source)}: tensors: {problem}")
         return tensor
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON object in a small file of the checkpoint's folder; None if there is no such file.
+
+        Raises:
+            CheckpointError: It is not a JSON object.
+        """
+        return self._reader.place.read_json(name)
 
     def iter_chunks(self, name: str, chunk_nbytes: int = CHUNK_NBYTES) -> Iterator[memoryview]:
         """Yield the bytes of a tensor in order, each time in the same buffer, which the next step overwrites."""

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.recipes.dense_tensor import DenseTensor
+
+MOE = "moe"  # the kind of a layer that has routed experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +44,27 @@ class Needs:
 
     Each text holds names with spaces between them. One that ends with "." is a module: a weight, and what belongs to
     its encoding; one that ends with ".+" has a bias too. The others are tensors. What ends with "?" may be missing.
-    "@experts" stands for the banks of a layer's experts.
 
     Attributes:
         model: What there is once.
         layers: What there is below "model.layers.N.", in groups: a layer has one of a group's texts, and all of that.
+        kinds: Tells from the configuration what each layer is, from the first one on: kinds of `of_kind`, and `MOE`
+            where it has routed experts. Without it there are as many layers as config.json says.
+        of_kind: Kinds, and what a layer of one has beside `layers`.
         vision: The same as `model`, where config.json has a part for images.
+        vision_part: The key of that part; empty if its keys stand at the top.
         blocks: The same as `layers`, for the blocks of the vision tower.
         block_prefix: What stands before the number of a block.
         block_count: The key of the vision part that says how many blocks there are.
-        by_config: Returns what else config.json switches on, with whole names; those in side files are the source's.
+        by_config: Returns what else config.json switches on, with whole names.
     """
 
     model: str
     layers: tuple[tuple[str, ...], ...]
+    kinds: Callable[[Checkpoint], Sequence[AbstractSet[str]]] | None = None
+    of_kind: tuple[tuple[str, str], ...] = ()
     vision: str = ""
+    vision_part: str = "vision_config"
     blocks: tuple[tuple[str, ...], ...] = ()
     block_prefix: str = "visual.blocks."
     block_count: str = "depth"
@@ -71,16 +80,20 @@ class Family:
         needs: What the result must hold.
         left_out: Regular expressions of names that are left out, each with the reason.
         side_files: A regular expression of names that go into side files as they are.
+        side_shards: A regular expression of names that FreeToken's server reads from whole shards of the source, which
+            lie beside the FTW under their own names.
         renames: Regular expressions, and what stands in place of what they match; the first that matches counts.
         fuses: Modules that become one.
-        casts: Regular expressions of new names, and the type that they are cast to; the first that matches counts.
+        casts: Regular expressions of new names, and the type that F32, F16 and BF16 elements are cast to; the first
+            that matches counts, of a fused tensor's parts as well.
         scaled: A regular expression of new names of modules: those that FreeToken builds as config.json declares them,
             quantised or not. Their NVFP4 and FP8 tensors get its names.
         unpacked: Those of them that it holds as bf16 in any case.
         is_written_by_module: Whether all tensors of a scaled module are written where its weight is; otherwise each
             comes in its own turn. It is a matter of order alone.
         banks: Tags of the formats of experts that its kernels take (`ftw.conversion.freetoken.bank_formats`).
-        refuses_others: Whether a name that it does not need is an error; otherwise that is left out.
+        refuses_others: Whether a name that it does not need is an error; otherwise that is left out, and so are layers
+            past the last one, which predict several tokens.
         keeps_tied_head: Whether an LM head that a tied model stores goes into the FTW, where nothing reads it.
         is_tied_by_default: Whether the LM head is tied if config.json does not say.
         asks_top_for_tie: Whether the flag at the top of config.json counts, and not the text model's own.
@@ -93,6 +106,7 @@ class Family:
     needs: Needs
     left_out: tuple[tuple[str, str], ...] = ()
     side_files: str = ""
+    side_shards: str = ""
     renames: tuple[tuple[str, str], ...] = ()
     fuses: tuple[Fuse, ...] = ()
     casts: tuple[tuple[str, str], ...] = ()

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint import config_parts
-from ftw.conversion.families.family import GATE_UP, KV_SCALES, LAYER_LINEARS, NO_VISION, QKV, Family, Fuse, Needs
+from ftw.conversion.families.family import GATE_UP, KV_SCALES, LAYER_LINEARS, MOE, NO_VISION, QKV, Family, Fuse, Needs
+from ftw.conversion.families.layer_kinds import moe_if_any
 from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ _VISION_BLOCK = (
     "post_feedforward_layernorm."
 )
 _EXPERTS = (
-    *("router.proj.", "router.scale", "router.per_expert_scale", "pre_feedforward_layernorm_2."),
-    *("post_feedforward_layernorm_1.", "post_feedforward_layernorm_2."),
+    "feed_forward.router.proj. feed_forward.router.scale feed_forward.router.per_expert_scale "
+    "feed_forward.pre_feedforward_layernorm_2. feed_forward.post_feedforward_layernorm_1. "
+    "feed_forward.post_feedforward_layernorm_2."
 )
 
 
@@ -38,18 +40,10 @@ def _text(config: ModelConfig) -> Mapping[str, Any]:
     return config_parts(config.raw)[0]
 
 
-def _name_experts(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield what there is in layers with experts."""
-    for layer in range(checkpoint.config.num_layers or 0) if checkpoint.config.num_experts else ():
-        yield " ".join(f"model.layers.{layer}.feed_forward.{name}" for name in _EXPERTS)
-        yield f"model.layers.{layer}.@experts"
-
-
-def _name_experts_and_tower(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield what experts need, and the numbers by which the tower's output is standardised."""
-    yield from _name_experts(checkpoint)
+def _name_standard(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the numbers by which the output of a vision tower is standardised."""
     vision = checkpoint.config.raw.get("vision_config")
-    if isinstance(vision, dict) and vision.get("num_attention_heads") and vision.get("standardize"):
+    if isinstance(vision, dict) and vision.get("standardize"):
         yield "vision_tower.std_bias vision_tower.std_scale"
 
 
@@ -87,7 +81,8 @@ GEMMA4_TEXT = Family(
                 "feed_forward.shared_mlp.down_proj. feed_forward.post_feedforward_layernorm. feed_forward.layer_scalar",
             ),
         ),
-        by_config=_name_experts,
+        kinds=moe_if_any,
+        of_kind=((MOE, _EXPERTS),),
     ),
     left_out=(_AUDIO, KV_SCALES, NO_VISION),
     renames=(
@@ -119,7 +114,7 @@ GEMMA4 = replace(
         blocks=((_VISION_BLOCK,),),
         block_prefix="vision_tower.encoder.layers.",
         block_count="num_hidden_layers",
-        by_config=_name_experts_and_tower,
+        by_config=_name_standard,
     ),
     left_out=(_AUDIO, KV_SCALES),
 )

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftw.conversion.families.family import GATE_UP, KV_SCALES, LINEARS, QKV, Family, Needs
+from ftw.conversion.families.layer_kinds import LayerConfig, all_moe, dense_then_moe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ftw.checkpoint import Checkpoint
+    from ftw.conversion.families.layer_kinds import Kinds
 
 MODEL = "model.embed_tokens. model.norm. lm_head.?"
 NORMS = "input_layernorm. post_attention_layernorm."
@@ -42,30 +42,26 @@ QWEN3 = replace(
 QWEN3_MOE = replace(
     LLAMA,
     architectures=("Qwen3MoeForCausalLM",),
-    needs=Needs(MODEL, ((f"{NORMS} self_attn.qkv_proj. self_attn.o_proj. {QK_NORMS} mlp.gate. @experts",),)),
+    needs=Needs(MODEL, ((f"{NORMS} self_attn.qkv_proj. self_attn.o_proj. {QK_NORMS} mlp.gate.",),), kinds=all_moe),
     banks=frozenset({"bf16", "fp8_block", "nvfp4"}),
 )
 
-_BIASED = ("self_attn.qkv_proj", "self_attn.o_proj")
+_BIASED = "biased"
 
 
-def _name_biases(checkpoint: Checkpoint) -> Iterator[str]:
-    if checkpoint.config.raw.get("attention_bias", True):
-        for layer in range(checkpoint.config.num_layers or 0):
-            yield " ".join(f"model.layers.{layer}.{module}.bias" for module in _BIASED)
+def _gpt_oss_kinds(checkpoint: Checkpoint) -> Kinds:
+    config = LayerConfig(checkpoint)
+    has_biases = config.flag("attention_bias", default=True)
+    return dense_then_moe(config.number("num_hidden_layers"), 0, *((_BIASED,) if has_biases else ()))
 
 
 GPT_OSS = Family(
     architectures=("GptOssForCausalLM",),
     needs=Needs(
-        model="model.embed_tokens. model.norm. lm_head.?",
-        layers=(
-            (
-                "input_layernorm. post_attention_layernorm. self_attn.qkv_proj. self_attn.o_proj. self_attn.sinks "
-                "mlp.router.+ @experts",
-            ),
-        ),
-        by_config=_name_biases,
+        model=MODEL,
+        layers=((f"{NORMS} self_attn.qkv_proj. self_attn.o_proj. self_attn.sinks mlp.router.+",),),
+        kinds=_gpt_oss_kinds,
+        of_kind=((_BIASED, "self_attn.qkv_proj.bias self_attn.o_proj.bias"),),
     ),
     left_out=(KV_SCALES,),
     fuses=(QKV,),

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftw.checkpoint import config_parts
-from ftw.conversion.families.family import GATE_UP, KV_SCALES, LINEARS, NO_VISION, QKV, Family, Fuse, Needs
+from ftw.conversion.families.family import GATE_UP, KV_SCALES, LINEARS, MOE, NO_VISION, QKV, Family, Fuse, Needs
+from ftw.conversion.families.layer_kinds import DENSE, add_kind, all_moe, moe_if_any
 from ftw.conversion.families.llama import MODEL, NORMS, QK_NORMS, QWEN3, QWEN3_MOE
 from ftw.errors import CheckpointError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ftw.checkpoint import Checkpoint
+    from ftw.conversion.families.layer_kinds import Kinds
     from ftw.conversion.recipes.dense_tensor import DenseTensor
 
 _RENAMES = ((r"^(?:model\.)?visual\.", "visual."), (r"^(?:model\.)?language_model\.", "model."))
@@ -59,7 +61,8 @@ _ATTENTION = (
     f"{_GDN} linear_attn.in_proj_qkvz. linear_attn.in_proj_ba.",
     f"self_attn.qkv_proj. self_attn.o_proj. {QK_NORMS}",
 )
-_MOE = "mlp.gate. mlp.shared_expert_gate. mlp.shared_expert.gate_up_proj. mlp.shared_expert.down_proj. @experts"
+_MOE = "mlp.gate. mlp.shared_expert_gate. mlp.shared_expert.gate_up_proj. mlp.shared_expert.down_proj."
+_MLPS = ((DENSE, "mlp.gate_up_proj. mlp.down_proj."), (MOE, _MOE))
 _GDN_FUSES = (
     Fuse(("in_proj_qkv", "in_proj_z"), "in_proj_qkvz", if_packed="in_proj_qkv"),
     Fuse(("in_proj_b", "in_proj_a"), "in_proj_ba", if_packed="in_proj_qkv"),
@@ -71,7 +74,7 @@ _GDN_LINEARS = r"\.linear_attn\.(?:in_proj_(?:qkv|z|b|a)|out_proj)$"
 
 QWEN3_5_TEXT = Family(
     architectures=("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
-    needs=Needs(MODEL, ((NORMS,), _ATTENTION, ("mlp.gate_up_proj. mlp.down_proj.", _MOE))),
+    needs=Needs(MODEL, ((NORMS,), _ATTENTION), kinds=moe_if_any, of_kind=_MLPS),
     left_out=(*_NOT_LOADED, NO_VISION),
     renames=_RENAMES,
     fuses=(QKV, GATE_UP, *_GDN_FUSES),
@@ -92,6 +95,7 @@ _TABLE_PART = re.compile(_TABLE + r"shard_(\d{1,6})\.weight$")
 _TABLE_SCALE = re.compile(_TABLE + r"weight_scale$")
 _HYPER = "{0}hc_norm. {0}input_mix_weight_up. {0}input_mix_weight_down_block_inject."
 _INDEXER = "self_attn.indexer."
+_NGRAM = "ngram"
 _PLE = (
     *("ple_embedding.layer_multipliers", "ple_embedding.ngram_heads_vocab_sizes", "ple_embedding.ngram_heads_offsets"),
     *("key_proj.", "value_proj.", "norm_key.", "norm_query.", "norm_conv.", "conv1d."),
@@ -113,9 +117,8 @@ def _find_ngram_layers(checkpoint: Checkpoint) -> list[int]:
     return [layer - 1 for layer in found]
 
 
-def _name_ngram_layers(checkpoint: Checkpoint) -> Iterator[str]:
-    for layer in _find_ngram_layers(checkpoint):
-        yield " ".join(f"model.layers.{layer}.ple.{name}" for name in _PLE)
+def _qwen4_kinds(checkpoint: Checkpoint) -> Kinds:
+    return add_kind(all_moe(checkpoint), _NGRAM, _find_ngram_layers(checkpoint))
 
 
 def _check_table(checkpoint: Checkpoint, tensors: list[DenseTensor]) -> list[DenseTensor]:
@@ -151,9 +154,9 @@ QWEN4_EXP = replace(
                     *_ATTENTION[:2],
                     f"{_ATTENTION[2]} {_INDEXER}index_qk_proj. {_INDEXER}q_layernorm. {_INDEXER}k_layernorm.",
                 ),
-                (_MOE,),
             ),
-            by_config=_name_ngram_layers,
+            kinds=_qwen4_kinds,
+            of_kind=((MOE, _MOE), (_NGRAM, " ".join(f"ple.{name}" for name in _PLE))),
         )
     ),
     side_files=f"{_TABLE_PART.pattern}|{_TABLE_SCALE.pattern}",

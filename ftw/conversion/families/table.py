@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftw.conversion.families.deepseek_v4 import DEEPSEEK_V4
+from ftw.conversion.families.deepseek_v41 import DEEPSEEK_V41
+from ftw.conversion.families.flint import FLINT
 from ftw.conversion.families.gemma import GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED, MUSE_GLIMMER
+from ftw.conversion.families.glm import GLM4_MOE, GLM5_NEXT, GLM_MOE_DSA
 from ftw.conversion.families.llama import GPT_OSS, LLAMA, QWEN2, QWEN3, QWEN3_MOE
+from ftw.conversion.families.minimax import MINIMAX_M2, MINIMAX_M3
 from ftw.conversion.families.qwen import QWEN3_5, QWEN3_5_TEXT, QWEN3_VL, QWEN3_VL_MOE, QWEN4_EXP
 
 if TYPE_CHECKING:
@@ -19,6 +24,9 @@ FAMILIES: tuple[Family, ...] = (
     *(LLAMA, QWEN2, QWEN3, QWEN3_MOE, GPT_OSS),
     *(QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_TEXT, QWEN4_EXP),
     *(GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED, MUSE_GLIMMER),
+    *(MINIMAX_M2, MINIMAX_M3, FLINT),
+    *(GLM4_MOE, GLM_MOE_DSA, GLM5_NEXT),
+    *(DEEPSEEK_V4, DEEPSEEK_V41),
 )
 # Architectures that FreeToken registers, and does not serve.
 NOT_SERVED = {

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ftw.conversion.families.table import FAMILIES, NOT_SERVED, find_family
 from ftw.conversion.freetoken.banks import Banks, make_banks, parse_expert_name
+from ftw.conversion.freetoken.copied_shards import plan_copied_shards
 from ftw.conversion.freetoken.declared_schemes import read_declared_schemes
 from ftw.conversion.freetoken.dense import arrange_dense, rename
-from ftw.conversion.freetoken.needs_check import check_banks, check_needs, has_tied_head
+from ftw.conversion.freetoken.experts_check import check_banks, check_experts
+from ftw.conversion.freetoken.needs_check import check_needs, find_layers, has_tied_head
 from ftw.conversion.freetoken.side_files import plan_side_files
 from ftw.conversion.recipes.dense_tensor import as_stored
 from ftw.conversion.recipes.recipe import Run, find_run
@@ -27,12 +29,14 @@ if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.families.family import Family
     from ftw.conversion.freetoken.banks import ExpertName
+    from ftw.conversion.freetoken.copied_shards import CopiedShard
     from ftw.conversion.freetoken.side_files import SideFile
     from ftw.conversion.recipes.dense_tensor import DenseTensor
     from ftw.conversion.recipes.recipe import Recipe
     from ftw.files import WeightFile
 
 _BANK = "experts_bank"
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _NO_PLACE = "FreeToken's model has no place for it"
 _TIED = "the model's head is its embedding"
 _NOT_USED = "FreeToken's kernels for experts do not use it"
@@ -59,9 +63,13 @@ class FreetokenArrangement:
         family = _find_family(checkpoint)
         self.source = checkpoint.source
         self._checkpoint = checkpoint
-        sorted_tensors = _Sorted(checkpoint, family)
+        layers = find_layers(checkpoint, family)
+        sorted_tensors = _Sorted(checkpoint, family, len(layers))
         schemes = read_declared_schemes(checkpoint)
-        self.side_files: tuple[SideFile, ...] = plan_side_files(sorted_tensors.side, self._read)
+        self.side_files: tuple[SideFile | CopiedShard, ...] = (
+            *plan_side_files(sorted_tensors.side, self._read),
+            *plan_copied_shards(checkpoint, sorted_tensors.in_side_shards),
+        )
         config = checkpoint.config
         banks = Banks()
         if sorted_tensors.experts:
@@ -77,8 +85,8 @@ class FreetokenArrangement:
         dense, undeclared = arrange_dense(self.source, family, prepared, schemes)
         if family.finish is not None:
             dense = family.finish(checkpoint, dense)
-        side_names = {tensor.name for tensor in sorted_tensors.side}
-        kept = check_needs(checkpoint, family, dense, banks.layers, side_names)
+        kept = check_needs(checkpoint, family, dense, layers)
+        check_experts(checkpoint, family, {name.layer: tensor for name, tensor in sorted_tensors.experts}, layers)
         self._recipes: dict[str, Recipe] = {}
         self._tensors: dict[str, TensorInfo] = {}
         for tensor in kept:
@@ -121,7 +129,7 @@ class FreetokenArrangement:
     def read_into(self, name: str, buffer: Any, *, offset: int = 0) -> None:
         """Fill a buffer with bytes of a tensor, from its byte `offset` on.
 
-        Memory: 16 MiB at most, whatever the tensor is made of.
+        Memory: 64 MiB at most, whatever the tensor is made of.
 
         Raises:
             CheckpointError: A file of the checkpoint has changed.
@@ -135,7 +143,7 @@ class FreetokenArrangement:
             self.read_into(name, buffer, offset=offset)
 
     def _read(self, name: str, view: memoryview, offset: int) -> None:
-        self._checkpoint.read_many([(name, view, offset)], num_threads=1)
+        self._checkpoint.read_into(name, view, offset=offset, num_threads=1)
 
     def _add(self, name: str, dtype: str, shape: tuple[int, ...], recipe: Recipe, kind: str) -> None:
         if name in self._tensors:
@@ -157,15 +165,19 @@ class FreetokenArrangement:
 class _Sorted:
     """A checkpoint's tensors by what becomes of them, in FreeToken's order: by file, and in a file by name."""
 
-    def __init__(self, checkpoint: Checkpoint, family: Family) -> None:
+    def __init__(self, checkpoint: Checkpoint, family: Family, num_layers: int) -> None:
         self.dense: list[DenseTensor] = []
         self.experts: list[tuple[ExpertName, TensorInfo]] = []
         self.left_out: list[LeftOut] = []
         self.side: list[TensorInfo] = []
         is_without_head = not family.keeps_tied_head and has_tied_head(checkpoint, family)
+        self.in_side_shards: list[str] = []
         tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.shard, tensor.name.encode()))
         for position, tensor in enumerate(tensors):
+            name = rename(family, tensor.name)
             reason = next((why for pattern, why in family.left_out if re.search(pattern, tensor.name)), None)
+            if not family.refuses_others and _is_past(name, num_layers):
+                reason = f"FreeToken serves the {num_layers} layers before it"
             expert = parse_expert_name(tensor.name)
             if reason is not None:
                 self.left_out.append(LeftOut("tensor", tensor.name, reason))
@@ -173,10 +185,18 @@ class _Sorted:
                 self.left_out.append(LeftOut("tensor", tensor.name, _TIED))
             elif family.side_files and re.search(family.side_files, tensor.name):
                 self.side.append(tensor)
+            elif family.side_shards and re.search(family.side_shards, tensor.name):
+                self.in_side_shards.append(tensor.name)
             elif expert is not None:
                 self.experts.append((expert, tensor))
             else:
-                self.dense.append(as_stored(tensor, rename(family, tensor.name), position))
+                self.dense.append(as_stored(tensor, name, position))
+
+
+def _is_past(name: str, num_layers: int) -> bool:
+    """Tell whether a tensor belongs to a layer behind the last one of the model proper."""
+    found = _LAYER.match(name)
+    return found is not None and int(found[1]) >= num_layers
 
 
 def _find_family(checkpoint: Checkpoint) -> Family:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ftw.conversion.freetoken.scaled_modules import PACKED_DTYPES, ScaledTensors, name_as_freetoken
-from ftw.conversion.recipes.dense_tensor import cast_to, concatenate, largest
+from ftw.conversion.recipes.dense_tensor import FLOATS, cast_to, concatenate, largest
 from ftw.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -34,11 +34,14 @@ def arrange_dense(source: str, family: Family, tensors: list[DenseTensor], schem
             config.json declares.
     """
     scaled = name_as_freetoken(source, family, tensors, schemes) if family.scaled else ScaledTensors(tensors, [])
-    made = [_cast(family, tensor) for tensor in _fuse(source, family, scaled.tensors)]
+    parts = [_cast(family, tensor) for tensor in scaled.tensors]
+    made = [_cast(family, tensor) for tensor in _fuse(source, family, parts)]
     return ScaledTensors(sorted(made, key=lambda tensor: tensor.position), scaled.left_out)
 
 
 def _cast(family: Family, tensor: DenseTensor) -> DenseTensor:
+    if tensor.dtype not in FLOATS:
+        return tensor
     dtypes = (dtype for pattern, dtype in family.casts if re.search(pattern, tensor.name))
     return cast_to(tensor, next(dtypes, tensor.dtype))
 

@@ -5,65 +5,45 @@ FreeToken's server finds out after it has read gigabytes, or serves zeros where 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint import TIE_KEY, config_parts
+from ftw.conversion.recipes.dense_tensor import FLOATS
 from ftw.errors import CheckpointError
 from ftw.files import short_repr
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.families.family import Family
-    from ftw.conversion.freetoken.banks import Banks
-    from ftw.conversion.freetoken.declared_schemes import DeclaredSchemes
     from ftw.conversion.recipes.dense_tensor import DenseTensor
 
+    Layers = Sequence[AbstractSet[str]]
+
 _HEAD = "lm_head."
-_EXPERTS = "@experts"
-_BELOW = ".experts."
-# What config.json declares of experts in each format.
-_KINDS = {
-    "bf16": {"unquantised"},
-    "fp8_block": {"fp8_block"},
-    "nvfp4": {"nvfp4"},
-    "ds_fp4": {"mxfp4"},
-    "mxfp4_triton": {"mxfp4"},
-}
+_PLAIN_ROLES = ("weight", "bias")
 _DF11_ROLES = ("low8", "bitstream", "chunk_start", "lut")
-# What a module may hold beside its weight, and what a weight of a type needs: one of each.
-_ROLES = frozenset({"weight", "weight_scale", "weight_scale_inv", "weight_global", "input_scale", *_DF11_ROLES})
+# What a weight of a type needs beside it, one of each, and what a module may hold beside its weight and bias.
 _SCALES = {"F8_E4M3": (("weight_scale", "weight_scale_inv"),), "U8": (("weight_scale",), ("weight_global",))}
+_SCALE_ROLES = {
+    "F8_E4M3": ("weight_scale", "weight_scale_inv", "input_scale"),
+    "U8": ("weight_scale", "weight_global", "input_scale"),
+}
 
 
-def check_needs(
-    checkpoint: Checkpoint,
-    family: Family,
-    tensors: list[DenseTensor],
-    bank_layers: Collection[int] = (),
-    side_names: Collection[str] = (),
-) -> list[DenseTensor]:
-    """Return the tensors that a family's model loads, if they are all there.
-
-    Args:
-        checkpoint: The checkpoint.
-        family: Its row.
-        tensors: The dense ones.
-        bank_layers: Layers whose experts are in banks.
-        side_names: Tensors in side files.
+def find_layers(checkpoint: Checkpoint, family: Family) -> Layers:
+    """Return what each layer of a checkpoint's model is, from the first one on.
 
     Raises:
-        CheckpointError: One is missing, or there is one that the model has no place for and the family refuses.
+        CheckpointError: Its configuration does not tell.
     """
-    by_name = {tensor.name: tensor for tensor in tensors}
-    check = _Check(checkpoint, by_name, bank_layers, side_names)
-    check.run(family)
-    others = [name for name in by_name if name not in check.allowed]
-    if others and family.refuses_others:
-        problem = f"FreeToken's {checkpoint.config.architecture} has no place for it, as {others[0]}"
-        raise CheckpointError(checkpoint.source, by_name[others[0]].origin, problem)
-    return [tensor for tensor in tensors if tensor.name in check.allowed]
+    if family.needs.kinds is not None:
+        return family.needs.kinds(checkpoint)
+    if checkpoint.config.num_layers is None:
+        raise CheckpointError(checkpoint.source, "config.json", "num_hidden_layers is missing")
+    return [frozenset()] * checkpoint.config.num_layers
 
 
 def has_tied_head(checkpoint: Checkpoint, family: Family) -> bool:
@@ -73,75 +53,67 @@ def has_tied_head(checkpoint: Checkpoint, family: Family) -> bool:
     return family.is_tied_by_default if flag is None else bool(flag)
 
 
-def check_banks(source: str, schemes: DeclaredSchemes, banks: Banks) -> None:
-    """Check that the experts of each layer are what config.json declares, by which FreeToken's server picks a kernel.
+def check_needs(
+    checkpoint: Checkpoint, family: Family, tensors: list[DenseTensor], layers: Layers
+) -> list[DenseTensor]:
+    """Return the tensors that a family's model loads, if they are all there.
 
     Raises:
-        CheckpointError: They are not.
+        CheckpointError: One is missing or has a type that the model does not load, or there is one that the model has
+            no place for and the family refuses.
     """
-    for tag, name in zip(banks.tags, banks.experts, strict=True):
-        above = name[: name.rindex(_BELOW) + len(_BELOW) - 1]
-        module = name if name.endswith("_proj") else name.rpartition(".")[0]
-        asked = (f"{above}.0.gate_proj", above, module)
-        kinds = {"unquantised" if scheme is None else scheme.kind for scheme in map(schemes.of, asked)}
-        if not kinds & _KINDS[tag]:
-            problem = f"experts are {tag}, config.json declares them as {' or '.join(sorted(kinds))}"
-            raise CheckpointError(source, name, problem)
+    by_name = {tensor.name: tensor for tensor in tensors}
+    check = _Check(checkpoint, by_name)
+    check.run(family, layers)
+    others = [name for name in by_name if name not in check.allowed]
+    if others and family.refuses_others:
+        problem = f"FreeToken's {checkpoint.config.architecture} has no place for it, as {others[0]}"
+        raise CheckpointError(checkpoint.source, by_name[others[0]].origin, problem)
+    return [tensor for tensor in tensors if tensor.name in check.allowed]
 
 
 class _Check:
     """Goes through what a family needs, and collects the names that are allowed."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        tensors: Mapping[str, DenseTensor],
-        bank_layers: Collection[int],
-        side_names: Collection[str],
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, tensors: Mapping[str, DenseTensor]) -> None:
         self._checkpoint = checkpoint
         self._tensors = tensors
-        self._bank_layers = bank_layers
-        self._side_names = side_names
         self._modules: dict[str, list[str]] = {}
         for tensor in tensors.values():
             self._modules.setdefault(tensor.module, []).append(tensor.role)
         self.allowed: set[str] = set()
 
-    def run(self, family: Family) -> None:
+    def run(self, family: Family, layers: Layers) -> None:
         """Check all.
 
         Raises:
-            CheckpointError: A tensor is missing.
+            CheckpointError: A tensor is missing, or has a type that the model does not load.
         """
         config, needs = self._checkpoint.config, family.needs
-        if config.num_layers is None:
-            raise CheckpointError(self._checkpoint.source, "config.json", "num_hidden_layers is missing")
         is_tied = has_tied_head(self._checkpoint, family)
         self._need("", needs.model if is_tied else needs.model.replace(f"{_HEAD}?", _HEAD))
-        for layer in range(config.num_layers):
+        for number, kinds in enumerate(layers):
+            prefix = f"model.layers.{number}."
             for group in needs.layers:
-                self._need_one(f"model.layers.{layer}.", group)
-        vision = config.raw.get("vision_config")
-        if needs.vision and isinstance(vision, dict):
+                self._need_one(prefix, group)
+            for kind, text in needs.of_kind:
+                if kind in kinds:
+                    self._need(prefix, text)
+        vision = config.raw.get(needs.vision_part) if needs.vision_part else config.raw
+        if needs.vision and isinstance(vision, dict) and (needs.vision_part or vision.get(needs.block_count)):
             self._need("", needs.vision)
-            num_blocks = vision.get(needs.block_count) or 0
-            if needs.blocks and not isinstance(num_blocks, int):
-                problem = f"is {short_repr(num_blocks)}, a count is needed"
-                raise CheckpointError(self._checkpoint.source, f"config.json: {needs.block_count}", problem)
-            for block in range(num_blocks if needs.blocks else 0):
+            for block in range(self._count(vision, needs.block_count) if needs.blocks else 0):
                 for group in needs.blocks:
                     self._need_one(f"{needs.block_prefix}{block}.", group)
         for text in needs.by_config(self._checkpoint) if needs.by_config else ():
             self._need("", text)
-        self._check_banks(config.num_layers)
 
-    def _check_banks(self, num_layers: int) -> None:
-        """Check that each layer with experts is one of the model's."""
-        for layer in sorted(self._bank_layers):
-            if layer >= num_layers:
-                problem = f"has experts, config.json says that there are {num_layers} layers"
-                raise CheckpointError(self._checkpoint.source, f"model.layers.{layer}", problem)
+    def _count(self, part: Mapping[str, Any], key: str) -> int:
+        found = part.get(key) or 0
+        if not isinstance(found, int):
+            problem = f"is {short_repr(found)}, a count is needed"
+            raise CheckpointError(self._checkpoint.source, f"config.json: {key}", problem)
+        return found
 
     def _need_one(self, prefix: str, group: Iterable[str]) -> None:
         """Check that one of a group's texts is there, all of it."""
@@ -157,20 +129,33 @@ class _Check:
             raise CheckpointError(self._checkpoint.source, name, problem)
         for name, _ in _iter_names(prefix, text):
             if name.endswith((".", ".+")):
-                self.allowed.update(f"{name.removesuffix('+')}{role}" for role in _ROLES)
-            if name.endswith(".+"):
-                self.allowed.add(f"{name.removesuffix('+')}bias")
-            self.allowed.add(name)
+                module = name.removesuffix("+").removesuffix(".")
+                more = ("bias",) if name.endswith("+") else ()
+                self.allowed.update(f"{module}.{role}" for role in (*self._roles(module), *more))
+            else:
+                self._check_plain(name)
+                self.allowed.add(name)
+
+    def _roles(self, module: str) -> tuple[str, ...]:
+        """Return what a module may hold beside its bias."""
+        if "low8" in self._modules.get(module, []):
+            return _DF11_ROLES
+        weight = self._tensors.get(f"{module}.weight")
+        return ("weight", *(_SCALE_ROLES.get(weight.dtype, ()) if weight else ()))
+
+    def _check_plain(self, name: str) -> None:
+        """Check that a weight which is asked for by itself has no scales, which would get lost."""
+        tensor = self._tensors.get(name)
+        if tensor is not None and tensor.role in _PLAIN_ROLES and tensor.dtype not in FLOATS:
+            problem = f"is {tensor.dtype}, FreeToken's {self._checkpoint.config.architecture} takes BF16, F16 or F32"
+            raise CheckpointError(self._checkpoint.source, tensor.origin, problem)
 
     def _missing(self, prefix: str, text: str) -> Iterator[str]:
         """Yield the names of a text that are needed and not there."""
         for name, is_needed in _iter_names(prefix, text):
             module = name.removesuffix("+").removesuffix(".")
-            if name.endswith(_EXPERTS):
-                if int(name.split(".")[2]) not in self._bank_layers:
-                    yield name.replace(_EXPERTS, "experts")
-            elif not name.endswith((".", ".+")):
-                if is_needed and name not in self._tensors and name not in self._side_names:
+            if not name.endswith((".", ".+")):
+                if is_needed and name not in self._tensors:
                     yield name
             elif is_needed or module in self._modules:
                 yield from self._missing_of_module(module)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ftw.conversion.recipes.recipe import Bytes, Recipe
     from ftw.tensors import TensorInfo
 
+FLOATS = frozenset({"F32", "F16", "BF16"})  # types whose elements are numbers without a scale
+
 
 @dataclass(frozen=True, slots=True)
 class DenseTensor:
@@ -52,6 +54,11 @@ class DenseTensor:
 def as_stored(tensor: TensorInfo, name: str, position: int) -> DenseTensor:
     """Return a stored tensor under another name."""
     return DenseTensor(name, tensor.dtype, tensor.shape, Run(tensor.name, 0, tensor.nbytes), position)
+
+
+def renamed(tensor: DenseTensor, name: str) -> DenseTensor:
+    """Return a tensor under another name."""
+    return replace(tensor, name=name)
 
 
 def cast_to(tensor: DenseTensor, dtype: str) -> DenseTensor:
