@@ -45,6 +45,7 @@ def convert(
     resume: bool = False,
     dry_run: bool = False,
     decode_df11: bool = False,
+    layout: str = "plain",
     progress: Callable[[int, int], None] | None = None,
 ) -> ConversionResult:
     """Convert a checkpoint to an FTW folder.
@@ -60,6 +61,8 @@ def convert(
         dry_run: Plan and check, write nothing. What `resume` would read back or compare is taken to be right. The
             result says whether the disk has room.
         decode_df11: Decode lookup tables that are stored as DF11 to bfloat16.
+        layout: "plain" keeps the tensors of the source; "freetoken" fuses, renames and gathers them as FreeToken's
+            server needs them.
         progress: Called with the bytes done and all bytes, after each chunk of at most 16 MiB.
 
     Raises:
@@ -68,13 +71,13 @@ def convert(
         OutputError: The target exists, is a mount point, lies in the source, is being written already, or would not
             fit on its disk; or, with `resume`, another conversion has left what is there.
         OSError: The disk fails. What was written by then is kept for `resume`.
-        ValueError: `embed` or `shard_limit` is not allowed.
+        ValueError: `embed`, `layout` or `shard_limit` is not allowed.
     """
     destination = resolve_target(target)
     if not isinstance(shard_limit, int) or shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
         raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
     with open_checkpoint(source, decode_df11=decode_df11) as checkpoint:
-        plan = plan_conversion(checkpoint, embed, shard_limit)
+        plan = plan_conversion(checkpoint, embed, shard_limit, layout)
         result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, dry_run=dry_run)
         may_write = partial(check_target, destination, checkpoint, overwrite=overwrite)
         staging = StagingFolder(destination)
@@ -143,5 +146,5 @@ def _write(
         write_atomically(staging / file.name, file.read())
     name = checkpoint.source
     with FtwWriter(staging, plan.shard_plan, source=name, checksums=checksums, record=journal.record) as writer:
-        writer.write(ChunkReader(checkpoint).read, progress)
+        writer.write(ChunkReader(plan.arrangement).read, progress)
         writer.finish(plan.index_extra)
