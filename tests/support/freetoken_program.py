@@ -172,7 +172,7 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the package prints goes elsewhere
     torch = prepare()
-    from freetoken.distributed import DistributedInfo, set_tp_info
+    from freetoken.distributed import set_tp_info
     from freetoken.layers import set_rope_device
 
     logging.disable(logging.WARNING)
@@ -186,7 +186,7 @@ def main() -> None:
             else:
                 load(torch, job["folder"])
             print(json.dumps({"ok": True}), file=output, flush=True)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer
+        except Exception as error:  # whatever it is, it is the answer
             print(json.dumps({"ok": False, "error": f"{type(error).__name__}: {error}"}), file=output, flush=True)
 
 

@@ -1,7 +1,7 @@
 """Small checkpoints of the families that FreeToken serves: names, types, shapes and configurations as files have them.
 
-What a source holds is in tests/data/freetoken-families/NAME.json: its files that are no weights, and each tensor's type,
-shape and file. The bytes are made here, the same ones each time.
+What a source holds is in tests/data/freetoken-families/NAME.json: its files that are no weights, and each tensor's
+type, shape and file. The bytes are made here, the same ones each time.
 """
 
 import json
