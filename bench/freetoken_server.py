@@ -230,7 +230,10 @@ def slots(work: Path, results: Path, free_bytes: int = 4 << 30, repeats: int = 3
                     server.wait()
                     _ask(_prompts(sizes.vocab)[1], 64)
                     speeds = [_ask(_prompts(sizes.vocab)[1], 300)["tokens_per_s"] for _ in range(2)]
-                found = [int(count) for count in re.findall(r"(\d+)\s+slots", log.read_text(errors="replace"))]
+                found = [
+                    int(count)
+                    for count in re.findall(r"resolved moe_cache_size=(\d+)", log.read_text(errors="replace"))
+                ]
                 rows.append({"embed_weights": embed, "run": number, "slots": found, "tokens_per_s": speeds})
                 print(rows[-1], flush=True)
     finally:
