@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 def temporary_name() -> str:
     """Return a name that nobody can foresee, for what gets another name soon or is gone again."""
-    return f".ftw-{secrets.token_hex(8)}.tmp"
+    return f".ftw-{os.urandom(8).hex()}.tmp"
 
 
 def write_atomically(path: Path, pieces: Iterable[bytes], *, dir_fd: int | None = None) -> None:
