@@ -81,9 +81,7 @@ def publish(staging: StagingFolder, folder: OpenFolder, permissions: Permissions
     parent.sync()
     if replaced is not None and is_own(replaced) and stat.S_IMODE(replaced.st_mode) & 0o077 & ~mode:
         _log.warning(_NARROWER, printable(str(target)), mode, stat.S_IMODE(replaced.st_mode))
-    if _is_own_folder(aside_of(target)):
-        with OpenFolder(aside_of(target), parent) as aside:
-            remove_folder(aside, aside_of(target))
+    _remove_aside(parent, aside_of(target))
 
 
 def _rename(staging: StagingFolder, folder: OpenFolder) -> None:
@@ -126,14 +124,20 @@ def _move_aside(staging: StagingFolder, folder: OpenFolder) -> None:
         if not is_own(status):
             found = f"belongs to {owner_of(status)}, and the old folder needs its name; take another target"
             raise OutputError(f"{printable(str(target))}: target: {printable(str(aside))} {found}")
-        with OpenFolder(aside, parent) as left:
-            remove_folder(left, aside)
+        _remove_aside(parent, aside)
     parent.rename(target.name, aside.name)
     try:
         _rename(staging, folder)
     except OSError:
         parent.rename(aside.name, target.name)
         raise
+
+
+def _remove_aside(parent: OpenFolder, aside: Path) -> None:
+    """Remove a folder that was put aside, if it is one's own."""
+    if _is_own_folder(aside):
+        with OpenFolder(aside, parent) as folder:
+            remove_folder(folder, aside)
 
 
 def _is_own_folder(path: Path) -> bool:
