@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftw.checkpoint import open_checkpoint
 from ftw.conversion import metadata_files
+from ftw.conversion.permissions import find_permissions
 from ftw.conversion.plan import needed_nbytes, plan_conversion
 from ftw.conversion.publication import publish, restore_target
 from ftw.conversion.result import ConversionResult
@@ -23,7 +24,6 @@ from ftw.conversion.writing.chunk_reader import ChunkReader
 from ftw.conversion.writing.shard_plan import DEFAULT_SHARD_LIMIT
 from ftw.conversion.writing.writer import FtwWriter
 from ftw.errors import FtwError
-from ftw.host import write_atomically
 from ftw.readers import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.plan import ConversionPlan
+    from ftw.host import OpenFolder
 
 
 def convert(
@@ -45,6 +46,7 @@ def convert(
     resume: bool = False,
     dry_run: bool = False,
     decode_df11: bool = False,
+    layout: str = "plain",
     progress: Callable[[int, int], None] | None = None,
 ) -> ConversionResult:
     """Convert a checkpoint to an FTW folder.
@@ -60,6 +62,8 @@ def convert(
         dry_run: Plan and check, write nothing. What `resume` would read back or compare is taken to be right. The
             result says whether the disk has room.
         decode_df11: Decode lookup tables that are stored as DF11 to bfloat16.
+        layout: "plain" keeps the tensors of the source; "freetoken" fuses, renames and gathers them as FreeToken's
+            server needs them.
         progress: Called with the bytes done and all bytes, after each chunk of at most 16 MiB.
 
     Raises:
@@ -68,13 +72,13 @@ def convert(
         OutputError: The target exists, is a mount point, lies in the source, is being written already, or would not
             fit on its disk; or, with `resume`, another conversion has left what is there.
         OSError: The disk fails. What was written by then is kept for `resume`.
-        ValueError: `embed` or `shard_limit` is not allowed.
+        ValueError: `embed`, `layout` or `shard_limit` is not allowed.
     """
     destination = resolve_target(target)
     if not isinstance(shard_limit, int) or shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
         raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
     with open_checkpoint(source, decode_df11=decode_df11) as checkpoint:
-        plan = plan_conversion(checkpoint, embed, shard_limit)
+        plan = plan_conversion(checkpoint, embed, shard_limit, layout)
         result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, dry_run=dry_run)
         may_write = partial(check_target, destination, checkpoint, overwrite=overwrite)
         staging = StagingFolder(destination)
@@ -84,9 +88,8 @@ def convert(
         if state.is_complete and (dry_run or _is_equal(destination, checkpoint, progress)):
             if not dry_run:
                 staging.clear()
-                remove_journal(destination)
             return result(0, state.free_nbytes, plan.shard_plan.nbytes, was_complete=True)
-        may_write(state.standing)
+        may_write(state.standing, stranger=state.stranger)
         needed = needed_nbytes(plan, checkpoint.folder)
         if dry_run:
             # A journal may be ahead of the shards.
@@ -94,17 +97,18 @@ def convert(
             free = state.free_nbytes + state.held_nbytes - kept
             return result(needed - kept, free, plan.shard_plan.nbytes_before(state.num_begun))
         report = _Progress(plan.shard_plan.nbytes, progress)
-        with parent_folders(destination), staging.in_use():
-            begun = staging.read_journal(plan) if resume else []  # once more: now nobody else writes it
-            checksums = keep_tensors(staging.path, plan.shard_plan, begun, report)
+        with parent_folders(destination), staging.in_use() as folder:
+            begun = staging.read_journal(folder, plan) if resume else []  # once more: now nobody else writes it
+            checksums = keep_tensors(folder, plan.shard_plan, begun, report)
             resumed = report.done
             needed -= plan.shard_plan.start_of(len(checksums))
             check_free_space(destination, needed)
-            with Journal(staging.path, plan.digest, checksums) as journal:
-                _write(checkpoint, plan, staging.path, checksums, journal, report)
+            permissions = find_permissions(checkpoint, folder)
+            with Journal(folder, plan.digest, checksums) as journal:
+                _write(checkpoint, plan, folder, checksums, journal, report)
             may_write(find_standing(destination))  # once more: writing may have taken an hour
-            publish(staging)
-            remove_journal(destination)  # only now: what cannot be published can still be resumed
+            publish(staging, folder, permissions)
+            remove_journal(folder)  # only now: what cannot be published can still be resumed
     return result(needed, state.free_nbytes, resumed)
 
 
@@ -133,15 +137,15 @@ def _is_equal(target: Path, checkpoint: Checkpoint, progress: Callable[[int, int
 def _write(
     checkpoint: Checkpoint,
     plan: ConversionPlan,
-    staging: Path,
+    staging: OpenFolder,
     checksums: list[str],
     journal: Journal,
     progress: Callable[[int], None],
 ) -> None:
     metadata_files.copy(plan.metadata_files, checkpoint.folder, staging)
     for file in plan.derived_files:
-        write_atomically(staging / file.name, file.read())
+        staging.write(file.name, file.read())
     name = checkpoint.source
     with FtwWriter(staging, plan.shard_plan, source=name, checksums=checksums, record=journal.record) as writer:
-        writer.write(ChunkReader(checkpoint).read, progress)
+        writer.write(ChunkReader(plan.arrangement).read, progress)
         writer.finish(plan.index_extra)

@@ -7,7 +7,9 @@ leads out of the source is not followed, unless it leads into the blobs of the s
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import itertools
 import os
 import shutil
 import stat
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
 from ftw.files import is_inside
-from ftw.host import fsync_folder, open_own
+from ftw.host import OpenFolder, granted_by, open_own
 from ftw.readers import INDEX_NAME, OWN_NAMES, LeftOut
 
 if TYPE_CHECKING:
@@ -65,21 +67,41 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
     return tuple(files), tuple(left_out)
 
 
-def copy(files: tuple[Path, ...], folder: Path, target: Path) -> None:
-    """Copy files, in their folders, from one folder to another, and make them last; no link is written.
+def copy(files: tuple[Path, ...], folder: Path, target: OpenFolder) -> None:
+    """Copy files, in their folders, from one folder to another, and make them last; no link is written or followed.
+
+    A file lets group and others do no more than its original, and so does a folder.
 
     Raises:
         CheckpointError: One became a link that leads out of the folder, or is not a regular file any more.
     """
-    for relative in files:
-        destination = target / relative
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with _open_inside(folder / relative, folder) as reading, destination.open("xb") as writing:
+    for inside, group in itertools.groupby(files, key=lambda relative: relative.parent):
+        with contextlib.ExitStack() as stack:
+            place, path = target, folder
+            for name in inside.parts:
+                path /= name
+                place = stack.enter_context(_enter(place, path))
+            for relative in group:
+                _copy_file(folder / relative, folder, place)
+            place.sync()
+
+
+def _enter(place: OpenFolder, original: Path) -> OpenFolder:
+    """Open the copy of a folder in another one, and make it if it is not there."""
+    with contextlib.suppress(FileExistsError):
+        place.make_folder(original.name, 0o700 | granted_by(original, place.status().st_gid))
+        place.sync()
+    return OpenFolder(place.path / original.name, place)
+
+
+def _copy_file(path: Path, folder: Path, place: OpenFolder) -> None:
+    with _open_inside(path, folder) as reading:
+        mode = 0o600 | granted_by(reading.fileno(), place.status().st_gid) & 0o066
+        descriptor = place.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as writing:
             shutil.copyfileobj(reading, writing)
             writing.flush()
-            os.fsync(writing.fileno())
-    for inside in sorted({parent for relative in files for parent in relative.parents}):
-        fsync_folder(target / inside)
+            os.fsync(descriptor)
 
 
 def _open_inside(path: Path, folder: Path) -> BinaryIO:

@@ -12,9 +12,10 @@ tensors count whose bytes, read back, have the checksums that it says; the rest 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
+import stat
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -22,16 +23,16 @@ import xxhash
 
 from ftw.conversion.writing.shard_plan import iter_write_chunks
 from ftw.errors import OutputError
-from ftw.files import WeightFile
-from ftw.host import HostMemory, open_descriptor, write_atomically
-from ftw.readers import ALIGNMENT, JOURNAL_NAME
+from ftw.host import DIRECT_REFUSALS, HostMemory, end_direct, read_at
+from ftw.readers import ALIGNMENT, JOURNAL_NAME, OWN_NAMES
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Sequence
+    from typing import BinaryIO
 
     from ftw.conversion.writing.shard_plan import Chunk, ShardPlan
+    from ftw.host import OpenFolder
 
 _CHUNK_NBYTES = 16 << 20
 _PLAN = b"plan "
@@ -45,11 +46,11 @@ class NotResumableError(OutputError):
 class Journal:
     """The journal of a staging folder. Use it as a context manager, which closes it and leaves it where it is."""
 
-    def __init__(self, folder: Path, digest: str, checksums: Sequence[str] = ()) -> None:
+    def __init__(self, folder: OpenFolder, digest: str, checksums: Sequence[str] = ()) -> None:
         """Begin a journal, of a conversion that resumes after the tensors of these checksums."""
-        self._path = folder / JOURNAL_NAME
-        write_atomically(self._path, [_first_line(digest), _lines(checksums)])  # or a kill here would lose it all
-        self._descriptor = open_descriptor(self._path, os.O_WRONLY | os.O_APPEND)
+        self._path = folder.path / JOURNAL_NAME
+        folder.write(JOURNAL_NAME, [_first_line(digest), _lines(checksums)])  # or a kill here would lose it all
+        self._descriptor = folder.open(JOURNAL_NAME, os.O_WRONLY | os.O_APPEND)
 
     def __enter__(self) -> Journal:
         return self
@@ -72,35 +73,37 @@ class Journal:
             raise
 
 
-def remove_journal(folder: Path) -> None:
+def remove_journal(folder: OpenFolder) -> None:
     """Remove the journal from a folder that is complete and has its name."""
-    (folder / JOURNAL_NAME).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        folder.remove_file(JOURNAL_NAME)
 
 
-def is_resumable(folder: Path) -> bool:
+def is_resumable(folder: OpenFolder) -> bool:
     """Tell whether a folder holds at least one tensor that a conversion can resume after."""
-    path = folder / JOURNAL_NAME
-    if path.is_symlink() or not path.is_file():
+    if not _is_file(folder, JOURNAL_NAME):
         return False
-    with path.open("rb") as file:
+    with _open_journal(folder) as file:
         return file.readline(256).startswith(_PLAN) and _CHECKSUM.fullmatch(file.readline(256)) is not None
 
 
-def is_journal_of(folder: Path, digest: str) -> bool:
+def is_journal_of(folder: OpenFolder, digest: str) -> bool:
     """Tell whether a folder's journal is that of a plan with this digest."""
-    with (folder / JOURNAL_NAME).open("rb") as file:
+    with _open_journal(folder) as file:
         return file.readline(256) == _first_line(digest)
 
 
-def read_journal(folder: Path, shard_plan: ShardPlan) -> list[str]:
+def read_journal(folder: OpenFolder, shard_plan: ShardPlan) -> list[str]:
     """Return the checksums that a folder's journal, one of this very plan, has of the first tensors."""
     most = 256 + 17 * len(shard_plan.tensors)  # bytes of a journal with a line for each tensor
-    with (folder / JOURNAL_NAME).open("rb") as file:
+    with _open_journal(folder) as file:
         lines = file.read(most).splitlines(keepends=True)[1:]
     return [line[:-1].decode() for line in takewhile(_CHECKSUM.fullmatch, lines)][: len(shard_plan.tensors)]
 
 
-def keep_tensors(folder: Path, shard_plan: ShardPlan, wanted: list[str], progress: Callable[[int], None]) -> list[str]:
+def keep_tensors(
+    folder: OpenFolder, shard_plan: ShardPlan, wanted: list[str], progress: Callable[[int], None]
+) -> list[str]:
     """Remove all from a folder but the shards' bytes of tensors that are right; return the checksums of those.
 
     Args:
@@ -112,10 +115,20 @@ def keep_tensors(folder: Path, shard_plan: ShardPlan, wanted: list[str], progres
     kept = _check_tensors(folder, shard_plan, wanted, progress) if wanted else []
     end = shard_plan.start_of(len(kept))
     shards = [shard for shard in shard_plan.shards if shard.offset < end]
-    _clear_folder(folder, but={JOURNAL_NAME, *(shard.name for shard in shards)} if kept else set())
+    clear_folder(folder, but={JOURNAL_NAME, *(shard.name for shard in shards)} if kept else ())
     for shard in shards:
-        _cut(folder / shard.name, min(shard.nbytes, end - shard.offset))
+        _cut(folder, shard.name, min(shard.nbytes, end - shard.offset))
     return kept
+
+
+def clear_folder(folder: OpenFolder, *, but: Collection[str] = ()) -> None:
+    """Remove what a folder holds, less some names; links are removed, not followed.
+
+    The names of a conversion's own come last: by them the next one knows what a killed one has left.
+    """
+    for name in sorted(folder.names(), key=lambda name: OWN_NAMES.fullmatch(name) is not None):
+        if name not in but:
+            folder.remove(name)
 
 
 def _first_line(digest: str) -> bytes:
@@ -126,8 +139,20 @@ def _lines(checksums: Sequence[str]) -> bytes:
     return b"".join(b"%s\n" % checksum.encode() for checksum in checksums)
 
 
+def _is_file(folder: OpenFolder, name: str) -> bool:
+    """Tell whether a folder holds a regular file of this name."""
+    try:
+        return stat.S_ISREG(folder.status_of(name).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _open_journal(folder: OpenFolder) -> BinaryIO:
+    return os.fdopen(folder.open(JOURNAL_NAME, os.O_RDONLY), "rb")
+
+
 def _check_tensors(
-    folder: Path, shard_plan: ShardPlan, wanted: list[str], progress: Callable[[int], None]
+    folder: OpenFolder, shard_plan: ShardPlan, wanted: list[str], progress: Callable[[int], None]
 ) -> list[str]:
     """Read tensors back, in order; return the checksums of those before the first that is not what was `wanted`."""
     right: list[str] = []
@@ -135,7 +160,7 @@ def _check_tensors(
     memory = HostMemory(_CHUNK_NBYTES)
     for chunk in iter_write_chunks(shard_plan, _CHUNK_NBYTES):
         view = memory.view()[: chunk.nbytes]
-        held = _read_chunk(folder / shard_plan.shards[chunk.shard].name, chunk, view) if chunk.nbytes else 0
+        held = _read_chunk(folder, shard_plan.shards[chunk.shard].name, chunk, view) if chunk.nbytes else 0
         for part in chunk.parts:
             end = part.start + part.nbytes
             padded = align_up(end, ALIGNMENT)
@@ -151,30 +176,42 @@ def _check_tensors(
     return right
 
 
-def _read_chunk(path: Path, chunk: Chunk, view: memoryview) -> int:
+def _read_chunk(folder: OpenFolder, name: str, chunk: Chunk, view: memoryview) -> int:
     """Fill a view with as much of a chunk as its shard holds; return how much that is."""
-    if path.is_symlink() or not path.is_file():
+    if not _is_file(folder, name):
         return 0
-    file = WeightFile(path)
-    held = max(0, min(chunk.nbytes, file.nbytes - chunk.offset))
-    file.read_into(chunk.offset, view[:held])
-    return held
+    descriptor = folder.open_direct(name, os.O_RDONLY)
+    if descriptor is None:
+        descriptor = folder.open(name, os.O_RDONLY)
+    try:
+        done = 0
+        while done < len(view):
+            count = _read_once(descriptor, view[done:], chunk.offset + done)
+            if not count:
+                break
+            done += count
+    except OSError as error:
+        error.filename = str(folder.path / name)
+        raise
+    else:
+        return done
+    finally:
+        os.close(descriptor)
 
 
-def _clear_folder(folder: Path, *, but: set[str]) -> None:
-    """Remove what a folder holds, less some names; links are removed, not followed."""
-    for path in folder.iterdir():
-        if path.name in but:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def _read_once(descriptor: int, view: memoryview, offset: int) -> int:
+    """Read some bytes, around the page cache as long as the file system takes that: blocks that are whole."""
+    try:
+        return read_at(descriptor, view, offset)
+    except OSError as error:
+        if error.errno not in DIRECT_REFUSALS or not end_direct(descriptor):
+            raise
+    return read_at(descriptor, view, offset)
 
 
-def _cut(path: Path, nbytes: int) -> None:
+def _cut(folder: OpenFolder, name: str, nbytes: int) -> None:
     """Drop what a shard holds beyond its first bytes, and make those last."""
-    descriptor = open_descriptor(path, os.O_WRONLY)
+    descriptor = folder.open(name, os.O_WRONLY)
     try:
         if os.fstat(descriptor).st_size > nbytes:
             os.ftruncate(descriptor, nbytes)

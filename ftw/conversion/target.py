@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftw.conversion.staging import StagingFolder
+from ftw.conversion.strangers import check_new_parent, follow_links
 from ftw.errors import OutputError, printable
 from ftw.files import MAX_NAME_NBYTES
 from ftw.host import fsync_folder
@@ -43,13 +44,13 @@ def resolve_target(given: str | os.PathLike[str]) -> Path:
     """Return a target as a real path: if it is a link, what it points to is made or replaced.
 
     Raises:
-        OutputError: No folder can have that name.
+        OutputError: No folder can have that name, or a link is not to be trusted.
     """
     if not os.fspath(given):  # which would be the current folder
         raise OutputError("'': target: is empty, the name of a folder is needed")
     if "\0" in os.fsdecode(given):
         raise _refusal(os.fsdecode(given), "contains a zero byte, which is not allowed in a file name")
-    target = Path(os.path.realpath(given))
+    target = follow_links(Path.cwd() / os.fspath(given))
     if target.is_symlink():  # links have been followed, so it leads to itself
         raise _refusal(target, "is a link that leads back to itself, the name of a folder is needed")
     if len(os.fsencode(StagingFolder(target).path.name)) > MAX_NAME_NBYTES:
@@ -75,8 +76,12 @@ def find_standing(folder: Path) -> Standing:
     return Standing.FTW if (folder / INDEX_NAME).is_file() else Standing.OTHER
 
 
-def check_target(target: Path, checkpoint: Checkpoint, standing: Standing, *, overwrite: bool) -> None:
+def check_target(
+    target: Path, checkpoint: Checkpoint, standing: Standing, *, overwrite: bool, stranger: str | None = None
+) -> None:
     """Check that a folder may be made or replaced; `overwrite` allows to replace an FTW folder.
+
+    `stranger` says to whom else it belongs, for the message.
 
     Raises:
         OutputError: It may not.
@@ -86,7 +91,7 @@ def check_target(target: Path, checkpoint: Checkpoint, standing: Standing, *, ov
     if target == source or lies_inside or target in source.parents:
         raise _refusal(target, f"and the source {printable(str(source))} must not contain each other")
     if standing in (Standing.FTW, Standing.OTHER) and not overwrite:
-        raise _refusal(target, _NOT_EMPTY)
+        raise _refusal(target, _NOT_EMPTY if stranger is None else f"{_NOT_EMPTY}; {stranger}, so it is not trusted")
     if standing in _REFUSALS:
         raise _refusal(target, _REFUSALS[standing])
 
@@ -114,10 +119,20 @@ def no_room(target: Path, needed: int, free: int) -> str:
 
 @contextlib.contextmanager
 def parent_folders(target: Path) -> Iterator[None]:
-    """Make the folders above the target; after an error, those that were made and are empty are gone again."""
-    made = [folder for folder in target.parents if not folder.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """Make the folders above the target; after an error, those that were made and are empty are gone again.
+
+    Raises:
+        OutputError: Another user was faster to make one.
+    """
+    missing = [folder for folder in target.parents if not folder.exists()]
+    made: list[Path] = []
     try:
+        for folder in reversed(missing):
+            try:
+                folder.mkdir()
+                made.insert(0, folder)
+            except FileExistsError:  # another conversion's, maybe
+                check_new_parent(folder, target)
         for folder in made:
             fsync_folder(folder.parent)
         yield

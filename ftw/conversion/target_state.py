@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftw.conversion.publication import aside_of, is_put_aside
+from ftw.conversion.strangers import find_stranger
 from ftw.conversion.target import Standing, find_standing, free_nbytes
 from ftw.conversion.writing.index_file import iter_index
 from ftw.errors import FtwError
@@ -27,7 +28,9 @@ class TargetState:
     Attributes:
         standing: What stands at the target, or was put aside from there.
         is_put_aside: Whether a killed conversion has put it aside.
-        is_complete: Whether it is what this conversion would make, by all but the bytes of its tensors.
+        is_complete: Whether it is what this conversion would make, by all but the bytes of its tensors; nothing that
+            another user can change is.
+        stranger: Which other user can change it, in words.
         num_begun: Tensors that an earlier conversion has written, as its journal says.
         held_nbytes: What an earlier conversion has left takes so much of the disk.
         free_nbytes: So much is free beside that.
@@ -36,6 +39,7 @@ class TargetState:
     standing: Standing
     is_put_aside: bool
     is_complete: bool
+    stranger: str | None
     num_begun: int
     held_nbytes: int
     free_nbytes: int
@@ -56,14 +60,25 @@ def read_target_state(
     was_put_aside = is_put_aside(target)
     folder = aside_of(target) if was_put_aside else target
     standing = find_standing(folder)
-    is_complete = resume and _has_index(folder / INDEX_NAME, plan) and _has_metadata(folder, plan, checkpoint)
-    if staging.is_left():
-        held = staging.held_nbytes()
-        try:
-            num_begun = len(staging.read_journal(plan)) if resume and not is_complete else 0
-        except FileNotFoundError:  # another conversion has cleared or published it meanwhile
-            held = 0
-    return TargetState(standing, was_put_aside, is_complete, num_begun, held, free)
+    stranger = find_stranger(folder, _names(plan)) if standing is Standing.FTW else None
+    is_complete = resume and stranger is None and _is_made_by(folder, plan, checkpoint)
+    with staging.left() as left:
+        if left is not None:
+            held = staging.held_nbytes()
+            try:
+                num_begun = len(staging.read_journal(left, plan)) if resume and not is_complete else 0
+            except FileNotFoundError:  # another conversion has cleared or published it meanwhile
+                held = 0
+    return TargetState(standing, was_put_aside, is_complete, stranger, num_begun, held, free)
+
+
+def _names(plan: ConversionPlan) -> list[str]:
+    """Return the names of all files that a conversion makes."""
+    return [INDEX_NAME, *(shard.name for shard in plan.shard_plan.shards), *plan.metadata_names]
+
+
+def _is_made_by(folder: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
+    return _has_index(folder / INDEX_NAME, plan) and _has_metadata(folder, plan, checkpoint)
 
 
 def _has_index(path: Path, plan: ConversionPlan) -> bool:

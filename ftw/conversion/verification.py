@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, open_damaged
+from ftw.conversion.layouts import arrange, layout_of
 from ftw.errors import CheckpointError, printable
 from ftw.files import is_inside, is_name_inside
 from ftw.host import HostMemory
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from ftw.conversion.layouts import Arrangement
     from ftw.tensors import TensorInfo
 
 
@@ -66,8 +68,8 @@ def verify(
 
     Opening checks the header. Then checksums are compared; of an FTW also the zeros that fill up each tensor's last
     block, and the presence of files that the index says were copied. `against` adds names, dtypes, shapes and bytes of
-    the source. If shards of an FTW are missing, or too long or short, every tensor that is broken by it is named.
-    Memory is two buffers of 16 MiB.
+    the source; where the FTW has FreeToken's layout, those that the source has in that layout. If shards of an FTW are
+    missing, or too long or short, every tensor that is broken by it is named. Memory is two buffers of 16 MiB.
 
     Args:
         path: An FTW folder, or any checkpoint; other formats have no checksums and no padding to check.
@@ -83,9 +85,10 @@ def verify(
         stack.enter_context(checkpoint)
         problems = Problems(str(path))
         problems.add_all(map(str, broken))
-        source = against if against is None or isinstance(against, Checkpoint) else _open_source(against, checkpoint)
-        if source is not None and source is not against:
-            stack.enter_context(source)
+        opened = against if against is None or isinstance(against, Checkpoint) else _open_source(against, checkpoint)
+        if opened is not None and opened is not against:
+            stack.enter_context(opened)
+        source = None if opened is None else arrange(opened, layout_of(checkpoint))
         total, done, checksums, compared = checkpoint.nbytes, 0, 0, 0
         problems.add_all(_problems_of_index(checkpoint))
         problems.add_all(() if source is None else _differences_of_names(checkpoint, source))
@@ -146,7 +149,7 @@ def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Chec
     return open_checkpoint(source, decode_df11=bool(read_ftw_key(checkpoint.metadata, "decoded")))
 
 
-def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> Iterator[str]:
+def _differences_of_names(checkpoint: Checkpoint, source: Arrangement) -> Iterator[str]:
     for name in source.tensors:
         if name not in checkpoint.tensors:
             yield _problem(checkpoint, name, "is missing, the source holds it")
@@ -156,7 +159,7 @@ def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> Iterato
 
 
 def _check_tensor(
-    checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint | None, problems: Problems
+    checkpoint: Checkpoint, tensor: TensorInfo, source: Arrangement | None, problems: Problems
 ) -> Iterator[int]:
     """Check one tensor, compare it with the source's if there is one; yield the bytes of each step."""
     hasher = xxhash.xxh3_64()

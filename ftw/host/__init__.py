@@ -3,8 +3,7 @@
 Imports: the ground files (`errors`, `sizes`, `dtypes`, `tensors`, `ggml_types`), as every room does. No torch.
 """
 
-from ftw.host import file_lock
-from ftw.host.atomic_write import fsync_folder, write_atomically
+from ftw.host.atomic_write import fsync_folder, temporary_name, write_atomically
 from ftw.host.file_io import (
     DIRECT_REFUSALS,
     end_direct,
@@ -15,16 +14,18 @@ from ftw.host.file_io import (
     read_at,
     write_at,
 )
-from ftw.host.libc import exchange_names
 from ftw.host.limits import HostLimits, read_host_limits
 from ftw.host.memory import HUGE_PAGE_NBYTES, PAGE_NBYTES, HostMemory, Memory, address_of
 from ftw.host.numa import count_pages_by_node, node_of_pci_device
+from ftw.host.open_folder import OpenFolder
+from ftw.host.ownership import granted, granted_by, is_own, is_own_or_roots, owner_of
 from ftw.host.resident import max_resident_nbytes, resident_nbytes
 from ftw.host.threads import count_processors, start_threads
 
 __all__ = [
-    "DIRECT_REFUSALS", "HUGE_PAGE_NBYTES", "PAGE_NBYTES", "HostLimits", "HostMemory", "Memory", "address_of",
-    "count_pages_by_node", "count_processors", "end_direct", "exchange_names", "file_lock", "fsync_folder", "is_cached",
-    "max_resident_nbytes", "node_of_pci_device", "open_descriptor", "open_direct", "open_own", "read_at",
-    "read_host_limits", "resident_nbytes", "start_threads", "write_at", "write_atomically",
+    "DIRECT_REFUSALS", "HUGE_PAGE_NBYTES", "PAGE_NBYTES", "HostLimits", "HostMemory", "Memory", "OpenFolder",
+    "address_of", "count_pages_by_node", "count_processors", "end_direct", "fsync_folder", "granted",
+    "granted_by", "is_cached", "is_own", "is_own_or_roots", "max_resident_nbytes", "node_of_pci_device",
+    "open_descriptor", "open_direct", "open_own", "owner_of", "read_at", "read_host_limits", "resident_nbytes",
+    "start_threads", "temporary_name", "write_at", "write_atomically",
 ]  # fmt: skip

@@ -19,29 +19,31 @@ if TYPE_CHECKING:
 DIRECT_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of a file system without O_DIRECT, or of larger blocks
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
 _DIRECT = getattr(os, "O_DIRECT", 0)
-_MODE = 0o644  # of a file that is made, less the umask
 _CACHESTAT = 451  # number of cachestat(2), Linux 6.5, on all architectures but alpha
 
 _seeking = threading.Lock()  # a descriptor that threads share has one position
 
 
-def open_descriptor(path: Path, flags: int) -> int:
-    """Open a file, of which no byte is translated."""
-    return os.open(path, flags | _BINARY, _MODE)
+def open_descriptor(path: Path | str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
+    """Open a file, of which no byte is translated; one that is made gets a mode, less the umask.
+
+    `dir_fd` is an open folder, in which a path is looked up that is not absolute.
+    """
+    return os.open(path, flags | _BINARY, mode, dir_fd=dir_fd)
 
 
-def open_direct(path: Path, flags: int) -> int | None:
+def open_direct(path: Path | str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int | None:
     """Open a file around the page cache; return None if the system or its file system has no such way."""
     if not _DIRECT:
         return None
     try:
-        return os.open(path, flags | _DIRECT, _MODE)
+        return os.open(path, flags | _DIRECT, mode, dir_fd=dir_fd)
     except OSError as error:  # tmpfs before Linux 6.6
         if error.errno not in DIRECT_REFUSALS:
             raise
     if flags & os.O_EXCL:  # some file systems make the file before they refuse the flag
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+            os.unlink(path, dir_fd=dir_fd)
     return None
 
 

@@ -50,7 +50,10 @@ def _fail(*_: object) -> int:
     return -1
 
 
-def exchange_names(one: Path, other: Path) -> bool:
-    """Exchange two names in one step; return False if the C library or the file system cannot."""
-    call = libc_function("renameat2")
-    return call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+def exchange_names(one: Path | str, other: Path | str, *, dir_fd: int | None = None) -> bool:
+    """Exchange two names in one step; return False if the C library or the file system cannot.
+
+    `dir_fd` is an open folder, in which paths are looked up that are not absolute.
+    """
+    call, folder = libc_function("renameat2"), _AT_FDCWD if dir_fd is None else dir_fd
+    return call(folder, os.fsencode(one), folder, os.fsencode(other), _RENAME_EXCHANGE) == 0

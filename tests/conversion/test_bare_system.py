@@ -7,7 +7,7 @@ import pytest
 from builders import llama_config, llama_tensors, write_checkpoint
 
 import ftw
-from ftw.conversion import metadata_files, publication, target
+from ftw.conversion import target
 from ftw.host import atomic_write, file_lock
 
 STAGING = ".out.ftw-partial"
@@ -16,20 +16,19 @@ STAGING = ".out.ftw-partial"
 @pytest.fixture(autouse=True)
 def bare_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away what other systems lack; no name is given to a folder that another has, even if that is empty."""
-    real = Path.rename
+    real = os.rename
 
-    def rename(path: Path, other: Path) -> Path:
-        if other.is_dir():
+    def rename(path: str, other: str, **options: None) -> None:
+        if os.path.isdir(other):
             raise FileExistsError(17, "File exists", str(other))
-        return real(path, other)
+        real(path, other, **options)
 
     monkeypatch.setattr(file_lock, "fcntl", None)
-    monkeypatch.setattr(publication, "exchange_names", lambda one, other: False)
-    for module in (publication, target, metadata_files, atomic_write):
+    for module in (target, atomic_write):
         monkeypatch.setattr(module, "fsync_folder", lambda folder: None)
     for name in ("O_DIRECTORY", "O_NOFOLLOW"):
         monkeypatch.delattr(os, name)
-    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(os, "rename", rename)
 
 
 @pytest.fixture

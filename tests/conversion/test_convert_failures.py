@@ -21,11 +21,11 @@ from leaks import descriptors
 from thread_limit import limit_threads
 
 import ftw
-from ftw.conversion import publication
 from ftw.conversion.writing import writer as writer_module
 from ftw.conversion.writing.chunk_reader import ChunkReader
 from ftw.errors import CheckpointError, OutputError
-from ftw.host import exchange_names
+from ftw.host import OpenFolder
+from ftw.host.libc import exchange_names
 
 STAGING = ".out.ftw-partial"
 
@@ -229,14 +229,15 @@ def test_convert_may_follow_at_once_on_another_one(tmp_path, monkeypatch):
     target = tmp_path / "work" / "out"
     target.parent.mkdir()  # or its making would be synced, too
     second = threading.Thread(target=ftw.convert, args=(other, target), kwargs={"overwrite": True})
-    real = publication.fsync_folder
+    real = OpenFolder.sync
 
-    def begin_second(folder: Path) -> None:
-        monkeypatch.setattr(publication, "fsync_folder", real)
-        second.start()
+    def begin_second(folder: OpenFolder) -> None:
+        if folder.path == target.parent:
+            monkeypatch.setattr(OpenFolder, "sync", real)
+            second.start()
         real(folder)
 
-    monkeypatch.setattr(publication, "fsync_folder", begin_second)
+    monkeypatch.setattr(OpenFolder, "sync", begin_second)
     ftw.convert(source, target, overwrite=True)
     second.join()
     assert ftw.verify(target, against=other).is_ok
@@ -248,11 +249,12 @@ def test_convert_second_start_after_publication_keeps_its_staging_folder(tmp_pat
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     staging = tmp_path / STAGING
 
-    def begin_second(folder: Path) -> None:
-        staging.mkdir()
-        (staging / "freetoken-00000.ftw").write_bytes(b"of the second")
+    def begin_second(folder: OpenFolder) -> None:
+        if folder.path == tmp_path:
+            staging.mkdir()
+            (staging / "freetoken-00000.ftw").write_bytes(b"of the second")
 
-    monkeypatch.setattr(publication, "fsync_folder", begin_second)
+    monkeypatch.setattr(OpenFolder, "sync", begin_second)
     ftw.convert(source, tmp_path / "out")
     assert (staging / "freetoken-00000.ftw").read_bytes() == b"of the second"
 
@@ -275,7 +277,7 @@ def test_convert_cleans_what_a_killed_one_left(tmp_path, old_target):
 def test_convert_overwrite_removes_the_old_folder_either_way(tmp_path, monkeypatch, exchange):
     """A file system that cannot exchange two names gets two renames."""
     if not exchange:
-        monkeypatch.setattr(publication, "exchange_names", lambda one, other: False)
+        monkeypatch.setattr(OpenFolder, "exchange", lambda folder, one, other: False)
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     write_ftw(tmp_path / "work" / "out", {"old": torch.ones(9)})
     (tmp_path / "work" / ".out.ftw-old").mkdir()
@@ -288,15 +290,15 @@ def test_convert_overwrite_removes_the_old_folder_either_way(tmp_path, monkeypat
 
 def test_convert_overwrite_puts_the_old_folder_back_where_the_second_rename_fails(tmp_path, monkeypatch, old_target):
     source = sharded(tmp_path / "src", nbytes=1 << 20)
-    real = Path.rename
+    real = OpenFolder.rename
 
-    def rename(self: Path, other: Path) -> Path:
-        if self.name == STAGING:
+    def rename(folder: OpenFolder, old: str, new: str) -> None:
+        if old == STAGING:
             raise OSError(errno.EIO, "broken")
-        return real(self, other)
+        real(folder, old, new)
 
-    monkeypatch.setattr(publication, "exchange_names", lambda one, other: False)
-    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(OpenFolder, "exchange", lambda folder, one, other: False)
+    monkeypatch.setattr(OpenFolder, "rename", rename)
     with pytest.raises(OSError, match="broken"):
         ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
     assert_target_is_as_before(tmp_path / "work", old_target, is_left=True)
@@ -310,7 +312,7 @@ def test_convert_overwrite_never_leaves_the_name_empty(tmp_path, monkeypatch):
     source = sharded(tmp_path / "src", nbytes=1 << 20)
     target = tmp_path / "work" / "out"
     write_ftw(target, {"old": torch.ones(9)})
-    monkeypatch.setattr(Path, "rename", None)  # which a kill could come after
+    monkeypatch.setattr(os, "rename", None)  # which a kill could come after
     ftw.convert(source, target, overwrite=True)
     assert ftw.verify(target, against=source).is_ok
     assert [path.name for path in target.parent.iterdir()] == ["out"]

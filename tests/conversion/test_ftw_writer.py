@@ -20,7 +20,7 @@ from ftw import TensorInfo, open_checkpoint
 from ftw.conversion.writing import shard_files
 from ftw.conversion.writing.shard_plan import Chunk, Shard, ShardPlan, iter_write_chunks, plan_shards
 from ftw.conversion.writing.writer import FtwWriter
-from ftw.host.atomic_write import write_atomically
+from ftw.host import OpenFolder, write_atomically
 
 INDEX = "freetoken_weight.json"
 MIB = 1 << 20
@@ -59,7 +59,7 @@ def write_infos(
             places.append(place)
         return places
 
-    with FtwWriter(folder, shard_plan) as ftw_writer:
+    with OpenFolder(folder) as opened, FtwWriter(opened, shard_plan) as ftw_writer:
         ftw_writer.write(read)
         ftw_writer.finish(extra)
     return shard_plan
@@ -282,7 +282,8 @@ def test_error_of_the_source_leaves_no_index(tmp_path: Path) -> None:
             raise ConnectionError("the source went away")
         return [part.start for part in chunk.parts]
 
-    with pytest.raises(ConnectionError, match="went away"), FtwWriter(tmp_path, shard_plan) as ftw_writer:
+    opened = OpenFolder(tmp_path)
+    with pytest.raises(ConnectionError, match="went away"), opened, FtwWriter(opened, shard_plan) as ftw_writer:
         ftw_writer.write(read)
     assert not (tmp_path / INDEX).exists()
     assert descriptors() <= before

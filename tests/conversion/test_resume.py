@@ -20,11 +20,11 @@ from ftw.cli.main import main
 from places import SUPPORT
 
 import ftw
-from ftw.conversion import publication, staging
+from ftw.conversion import staging
 from ftw.conversion.staging import StagingFolder
 from ftw.conversion.writing import writer
 from ftw.errors import OutputError
-from ftw.host import file_lock
+from ftw.host import OpenFolder, file_lock
 
 STAGING = ".out.ftw-partial"
 JOURNAL = ".ftw-journal"
@@ -512,18 +512,18 @@ def test_dry_run_while_a_replaced_folder_is_removed_is_refused(
 ) -> None:
     """It has the staging folder's name by then."""
     convert(source, target)
-    real, messages = shutil.rmtree, []
+    real, messages = OpenFolder.remove, []
 
-    def rmtree(folder: Path) -> None:
-        if folder.name == STAGING and folder.exists():
+    def remove(folder: OpenFolder, name: str) -> None:
+        if target.with_name(STAGING).exists():
             with pytest.raises(OutputError) as caught:
                 convert(source, target, resume=True, dry_run=True)
             messages.append(str(caught.value))
-        real(folder)
+        real(folder, name)
 
-    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    monkeypatch.setattr(OpenFolder, "remove", remove)
     convert(source, target, overwrite=True)
-    assert messages == [f"{target}: target: another conversion is writing it"]
+    assert set(messages) == {f"{target}: target: another conversion is writing it"}
 
 
 def test_dry_run_takes_no_lock(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -627,18 +627,18 @@ def test_dry_run_between_the_two_renames_of_a_conversion_is_refused(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(source, target)
-    real, messages = Path.rename, []
+    real, messages = OpenFolder.rename, []
 
-    def rename(path: Path, other: Path) -> Path:
-        if other == target:
+    def rename(folder: OpenFolder, old: str, new: str) -> None:
+        if new == target.name:
             for dry_run in (False, True):
                 with pytest.raises(OutputError) as caught:
                     convert(source, target, resume=True, dry_run=dry_run)
                 messages.append(str(caught.value))
-        return real(path, other)
+        real(folder, old, new)
 
-    monkeypatch.setattr(publication, "exchange_names", lambda one, other: False)
-    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(OpenFolder, "exchange", lambda folder, one, other: False)
+    monkeypatch.setattr(OpenFolder, "rename", rename)
     convert(source, target, overwrite=True)
     assert messages == 2 * [f"{target}: target: another conversion is writing it"]
 

@@ -13,6 +13,7 @@ from folders import tree
 
 import ftw
 from ftw.errors import OutputError
+from ftw.host import OpenFolder
 
 INDEX = "freetoken_weight.json"
 TENSORS = {"matrix": torch.arange(5000, dtype=torch.float32).reshape(50, 100), "scalar": torch.tensor(1.5)}
@@ -186,6 +187,7 @@ def test_target_whose_name_leaves_no_room_is_refused(tmp_path):
 
 def test_overwrite_keeps_the_mode_of_the_folder(tmp_path):
     source = llama(tmp_path / "src")
+    (source / "model.safetensors").chmod(0o644)
     ftw.convert(source, tmp_path / "out")
     (tmp_path / "out").chmod(0o750)
     ftw.convert(source, tmp_path / "out", overwrite=True)
@@ -209,11 +211,11 @@ def test_old_folder_that_cannot_be_removed_is_told_of(tmp_path, monkeypatch, cap
     source = llama(tmp_path / "src")
     ftw.convert(source, tmp_path / "out")
 
-    def refuse(folder, *arguments, **named):
-        raise PermissionError(13, "Permission denied", str(folder))
+    def refuse(folder, name):
+        raise PermissionError(13, "Permission denied", name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", refuse)
+        patch.setattr(OpenFolder, "remove", refuse)
         ftw.convert(source, tmp_path / "out", overwrite=True)
     left = tmp_path / ".out.ftw-partial"
     assert f"{left}: folder: is not needed any more, and cannot be removed: Permission denied" in caplog.messages

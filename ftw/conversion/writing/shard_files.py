@@ -7,19 +7,19 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from ftw.host import end_direct, open_descriptor, open_direct, write_at
+from ftw.host import end_direct, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from ftw.conversion.writing.shard_plan import Chunk, ShardPlan
+    from ftw.host import OpenFolder
 
 
 class ShardFiles:
     """The shards of a plan, in a folder; used by one thread."""
 
-    def __init__(self, folder: Path, shard_plan: ShardPlan) -> None:
+    def __init__(self, folder: OpenFolder, shard_plan: ShardPlan) -> None:
         self._folder = folder
         self._shard_plan = shard_plan
         self._shard = -1
@@ -37,7 +37,7 @@ class ShardFiles:
             self.end_shard()
             self._shard = chunk.shard
             with self._named_errors():
-                self._descriptor = _open(self._path, chunk.offset)
+                self._descriptor = _open(self._folder, self._name, chunk.offset)
         with self._named_errors():
             _write_all(self._descriptor, view, chunk.offset)
 
@@ -55,8 +55,8 @@ class ShardFiles:
             os.close(descriptor)
 
     @property
-    def _path(self) -> Path:
-        return self._folder / self._shard_plan.shards[self._shard].name
+    def _name(self) -> str:
+        return self._shard_plan.shards[self._shard].name
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -64,16 +64,16 @@ class ShardFiles:
         try:
             yield
         except OSError as error:
-            error.filename = str(self._path)
+            error.filename = str(self._folder.path / self._name)
             raise
 
 
-def _open(path: Path, offset: int) -> int:
+def _open(folder: OpenFolder, name: str, offset: int) -> int:
     """Open a shard, around the page cache where the file system takes that; keep what it holds before `offset`."""
     flags = os.O_WRONLY | (0 if offset else os.O_CREAT | os.O_EXCL)
-    descriptor = open_direct(path, flags)
+    descriptor = folder.open_direct(name, flags)
     if descriptor is None:
-        descriptor = open_descriptor(path, flags)
+        descriptor = folder.open(name, flags)
     try:
         os.ftruncate(descriptor, offset)
     except OSError:

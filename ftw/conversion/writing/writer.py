@@ -19,16 +19,16 @@ from ftw.conversion.writing.index_file import iter_index
 from ftw.conversion.writing.shard_files import ShardFiles
 from ftw.conversion.writing.shard_plan import iter_write_chunks
 from ftw.errors import CheckpointError
-from ftw.host import HostMemory, address_of, start_threads, write_atomically
+from ftw.host import HostMemory, address_of, start_threads
 from ftw.readers import ALIGNMENT, INDEX_NAME
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
 
     from ftw.conversion.writing.shard_plan import Chunk, ChunkPart, ShardPlan
+    from ftw.host import OpenFolder
     from ftw.tensors import TensorInfo
 
     ReadChunk = Callable[[Chunk, memoryview], Sequence[int]]
@@ -47,7 +47,7 @@ class FtwWriter:
 
     def __init__(
         self,
-        folder: Path,
+        folder: OpenFolder,
         shard_plan: ShardPlan,
         *,
         source: str = "source",
@@ -127,7 +127,7 @@ class FtwWriter:
 
     def finish(self, extra: dict[str, Any]) -> None:
         """Write the index under its name, once all tensors have been written; `extra` holds its further keys."""
-        write_atomically(self._folder / INDEX_NAME, iter_index(self._shard_plan, self._checksums, extra))
+        self._folder.write(INDEX_NAME, iter_index(self._shard_plan, self._checksums, extra))
 
     def _read(self, read: ReadChunk, chunk: Chunk, buffer: int) -> Sequence[int]:
         self._wait(buffer)

@@ -1,0 +1,91 @@
+"""Layouts: which tensors an FTW gets, those of the source as they are or as FreeToken's models load them.
+
+plain         the tensors of the source, under their own names
+freetoken     fused, renamed and gathered in banks of experts, as FreeToken's server needs them
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+from ftw.conversion.freetoken.arrangement import FreetokenArrangement
+from ftw.conversion.writing.chunk_reader import TensorBytes
+from ftw.readers import read_ftw_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftw.checkpoint import Checkpoint
+    from ftw.readers import LeftOut
+    from ftw.tensors import TensorInfo
+
+Layout = Literal["plain", "freetoken"]
+LAYOUTS: tuple[str, ...] = get_args(Layout)
+LAYOUT_KEY = "layout"  # below "ftw" in an index; one without it is plain
+
+
+class Arrangement(TensorBytes, Protocol):
+    """The tensors of an FTW, read out of those of a checkpoint."""
+
+    @property
+    def layout(self) -> str:
+        """Its name, one of `LAYOUTS`."""
+
+    @property
+    def source(self) -> str:
+        """The checkpoint's name, for messages."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """By name, in the order in which they are written."""
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Tensors of the checkpoint that nothing is made of, with the reason."""
+
+    @property
+    def index_entries(self) -> Mapping[str, Any]:
+        """Further keys of the index."""
+
+    def find_copy(self, name: str) -> str | None:
+        """Return the name of the tensor that holds one of the checkpoint's as it is, None if none does."""
+
+    def read_into(self, name: str, buffer: Any, *, offset: int = 0) -> None:
+        """Fill a buffer with bytes of a tensor, from its byte `offset` on."""
+
+
+class PlainArrangement:
+    """The tensors of a checkpoint as they are."""
+
+    layout = "plain"
+    left_out: tuple[LeftOut, ...] = ()
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.source = checkpoint.source
+        self.tensors = checkpoint.tensors
+        self.index_entries: Mapping[str, Any] = {}
+        self.find_bytes = checkpoint.find_bytes
+        self.read_into = checkpoint.read_into
+        self.read_many = checkpoint.read_many
+
+    def find_copy(self, name: str) -> str | None:
+        """Return the same name."""
+        return name
+
+
+def arrange(checkpoint: Checkpoint, layout: str) -> Arrangement:
+    """Return the tensors of a checkpoint in a layout.
+
+    Raises:
+        CheckpointError: FreeToken serves no such model, or a tensor that its model needs is missing.
+        ValueError: There is no such layout.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}, allowed are {', '.join(LAYOUTS)}")
+    return FreetokenArrangement(checkpoint) if layout == "freetoken" else PlainArrangement(checkpoint)
+
+
+def layout_of(checkpoint: Checkpoint) -> str:
+    """Return the layout in which an FTW says that it was converted; "plain" of any other checkpoint."""
+    layout = read_ftw_key(checkpoint.metadata, LAYOUT_KEY)
+    return layout if isinstance(layout, str) and layout in LAYOUTS else "plain"
