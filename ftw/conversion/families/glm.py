@@ -28,8 +28,8 @@ _INDEXER = (
     "self_attn.indexer.k_norm.weight self_attn.indexer.k_norm.bias"
 )
 _LATENT_ATTENTION = (
-    "self_attn.q_a_proj. self_attn.q_b_proj. self_attn.kv_a_proj_with_mqa. self_attn.kv_b_proj.weight self_attn.o_proj. "
-    "self_attn.q_a_layernorm.weight self_attn.kv_a_layernorm.weight"
+    "self_attn.q_a_proj. self_attn.q_b_proj. self_attn.kv_a_proj_with_mqa. self_attn.kv_b_proj.weight "
+    "self_attn.o_proj. self_attn.q_a_layernorm.weight self_attn.kv_a_layernorm.weight"
 )
 
 

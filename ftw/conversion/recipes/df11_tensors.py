@@ -41,19 +41,19 @@ class Chunks(NamedTuple):
     """How the numbers of a matrix are shared out among chunks, and chunks among bands.
 
     Attributes:
-        count: Numbers of the matrix.
+        size: Numbers of the matrix.
         num_chunks: How many chunks there are.
         is_by_row: Whether a chunk's numbers lie together; otherwise they are `num_chunks` apart.
     """
 
-    count: int
+    size: int
     num_chunks: int
     is_by_row: bool
 
     @property
     def longest(self) -> int:
         """Numbers of the longest chunk."""
-        return -(-self.count // self.num_chunks)
+        return -(-self.size // self.num_chunks)
 
     @property
     def band(self) -> int:
@@ -99,8 +99,8 @@ def plan_df11(inner: Recipe, chunks: Chunks, read: Read) -> Df11Plan:
     """Count the exponents of a matrix, which is read once."""
     counts = np.zeros((chunks.num_bands, NUM_SYMBOLS), np.int64)
     step = _STEP // 2
-    for start in range(0, chunks.count, step):
-        stop = min(start + step, chunks.count)
+    for start in range(0, chunks.size, step):
+        stop = min(start + step, chunks.size)
         exponents = _exponents(_read_numbers(inner, start, stop, read))
         for band, first, last in chunks.iter_runs(start, stop):
             counts[band] += np.bincount(exponents[first - start : last - start], minlength=NUM_SYMBOLS)
@@ -128,7 +128,7 @@ class Low8(_Df11Recipe):
     @property
     def nbytes(self) -> int:
         """One for each number."""
-        return self.plan.chunks.count
+        return self.plan.chunks.size
 
     def read_into(self, view: memoryview, offset: int, read: Read) -> None:
         """Read numbers, take eight bits of each."""
@@ -229,7 +229,7 @@ def df11_tensors(source: str, tensor: DenseTensor, plan: Df11Plan, inner: Recipe
         raise CheckpointError(source, tensor.origin, problem)
     starts = ChunkStarts(inner, plan)
     made: list[tuple[str, str, int, Recipe]] = [
-        ("low8", "U8", plan.chunks.count, Low8(inner, plan)),
+        ("low8", "U8", plan.chunks.size, Low8(inner, plan)),
         ("bitstream", "I32", plan.num_words, BitStream(inner, plan)),
         ("chunk_start", "I64" if plan.chunks.is_by_row else "I32", plan.chunks.num_chunks, starts),
         ("lut", "I32", 1 << MAX_BITS, LookupTable(inner, plan)),
@@ -270,7 +270,7 @@ def _iter_symbols(inner: Recipe, chunks: Chunks, band: int, read: Read) -> Itera
             yield _exponents(numbers).reshape(-1, chunks.longest)
         return
     across = _read_across(inner, chunks, first, last, read)
-    num_long = min(max(chunks.count - (chunks.longest - 1) * chunks.num_chunks - first, 0), last - first)
+    num_long = min(max(chunks.size - (chunks.longest - 1) * chunks.num_chunks - first, 0), last - first)
     for low, high, length in ((0, num_long, chunks.longest), (num_long, last - first, chunks.longest - 1)):
         for start in range(low, high, step):
             yield across[:length, start : min(start + step, high)]
@@ -281,7 +281,7 @@ def _read_across(inner: Recipe, chunks: Chunks, first: int, last: int, read: Rea
     across = np.empty((chunks.longest, last - first), np.uint8)
     for number, row in enumerate(across):
         start = number * chunks.num_chunks + first
-        stop = min(start + last - first, chunks.count)
+        stop = min(start + last - first, chunks.size)
         if start < stop:
             row[: stop - start] = _exponents(_read_numbers(inner, start, stop, read))
     return across
