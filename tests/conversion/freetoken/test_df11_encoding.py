@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ftw.conversion.recipes import df11_tensors
+from ftw.conversion.recipes import df11_plan, df11_tensors
 from ftw.conversion.recipes.dense_tensor import DenseTensor
 from ftw.conversion.recipes.df11_code import MAX_BITS, ExponentCode
 from ftw.conversion.recipes.recipe import Run
@@ -27,8 +27,8 @@ def encode(numbers, *, is_by_row, dtype="BF16", read=None):
 
     read = read or read_stored
     matrix = DenseTensor("m.weight", dtype, numbers.shape, Run("m.weight", 0, stored.nbytes), 0)
-    inner, chunks = df11_tensors.prepare_matrix("source", matrix, is_by_row=is_by_row)
-    plan = df11_tensors.plan_df11(inner, chunks, read)
+    inner, chunks = df11_plan.prepare_matrix("source", matrix, is_by_row=is_by_row)
+    plan = df11_plan.plan_df11(inner, chunks, read)
     made = df11_tensors.df11_tensors("source", matrix, plan, inner)
     return {tensor.role: tensor for tensor in made}, read
 
@@ -92,8 +92,9 @@ def test_any_range_equals_the_whole_whatever_the_bands_are(is_by_row, monkeypatc
     numbers = numbers_of("any", (130, 70))
     tensors, read = encode(numbers, is_by_row=is_by_row)
     whole = {role: read_all(tensors[role], read).tobytes() for role in ROLES}
-    for name, size in (("_BAND", 1000), ("_PACKED_AT_ONCE", 300), ("_STEP", 512)):
-        monkeypatch.setattr(df11_tensors, name, size)
+    for name, size in (("_BAND", 1000), ("_CODED_AT_ONCE", 300), ("_STEP", 256)):
+        monkeypatch.setattr(df11_plan, name, size)
+    monkeypatch.setattr(df11_tensors, "_STEP", 256)
     banded, read = encode(numbers, is_by_row=is_by_row)
     generator = np.random.default_rng(1)
     for role in ROLES:
@@ -158,10 +159,10 @@ def test_memory_stays_small_for_a_matrix_of_any_size(is_by_row):
         view[:] = pattern[start : start + len(view)].data
 
     matrix = DenseTensor("m.weight", "BF16", shape, Run("m.weight", 0, 2 * shape[0] * shape[1]), 0)
-    inner, chunks = df11_tensors.prepare_matrix("source", matrix, is_by_row=is_by_row)
+    inner, chunks = df11_plan.prepare_matrix("source", matrix, is_by_row=is_by_row)
     tracemalloc.start()
     try:
-        plan = df11_tensors.plan_df11(inner, chunks, read)
+        plan = df11_plan.plan_df11(inner, chunks, read)
         stream = df11_tensors.BitStream(inner, plan)
         buffer = bytearray(1 << 20)
         stream.read_into(memoryview(buffer), stream.nbytes // 2, read)
@@ -180,7 +181,7 @@ def test_memory_stays_small_for_a_matrix_of_any_size(is_by_row):
 def test_what_is_no_matrix_of_plain_numbers_is_refused(dtype, shape, found):
     tensor = DenseTensor("m.weight", dtype, shape, Run("m.weight", 0, 32), 0)
     with pytest.raises(CheckpointError) as caught:
-        df11_tensors.prepare_matrix("source", tensor, is_by_row=False)
+        df11_plan.prepare_matrix("source", tensor, is_by_row=False)
     assert str(caught.value) == (
         f"source: m.weight: is {found}; FreeToken stores it as DF11, which takes a matrix of BF16, F16 or F32"
     )

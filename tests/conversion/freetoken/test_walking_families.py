@@ -10,7 +10,7 @@ from freetoken_sources import make_bytes, read_spec, write_spec
 
 import ftw
 from ftw.conversion.freetoken.arrangement import FreetokenArrangement
-from ftw.conversion.recipes import df11_tensors
+from ftw.conversion.recipes import df11_plan
 from ftw.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -305,8 +305,8 @@ def test_parts_of_different_types_are_cast_before_they_are_joined(tmp_path):
 
 def test_exponents_are_counted_once_for_each_state_of_a_file(tmp_path, monkeypatch):
     counted = []
-    count = df11_tensors.plan_df11
-    monkeypatch.setattr(df11_tensors, "plan_df11", lambda *rest: counted.append(1) or count(*rest))
+    count = df11_plan.plan_df11
+    monkeypatch.setattr(df11_plan, "plan_df11", lambda *rest: counted.append(1) or count(*rest))
     spec = read_spec("glm4_moe")
     first = arrange(spec, tmp_path)
     matrices = 3 * 4 + 1
