@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.recipes.dense_tensor import DenseTensor
-    from ftw.conversion.recipes.df11_tensors import Chunks, Df11Plan
+    from ftw.conversion.recipes.df11_plan import Chunks, Df11Plan
     from ftw.conversion.recipes.recipe import Recipe
 
 DF11_ROLES = ("low8", "bitstream", "chunk_start", "lut")
@@ -29,7 +29,8 @@ def encode_df11(checkpoint: Checkpoint, tensors: list[DenseTensor], matrices: st
     Raises:
         CheckpointError: One is no matrix of plain numbers.
     """
-    from ftw.conversion.recipes.df11_tensors import df11_tensors, prepare_matrix  # imports numpy
+    from ftw.conversion.recipes.df11_plan import prepare_matrix  # imports numpy
+    from ftw.conversion.recipes.df11_tensors import df11_tensors
 
     made: list[DenseTensor] = []
     for tensor in tensors:
@@ -49,7 +50,7 @@ def _find_plan(checkpoint: Checkpoint, tensor: DenseTensor, inner: Recipe, chunk
     # the same bytes are those of the same state of a file; what lies on the hub or in several files is counted again
     kept = [] if found is None else _kept_plan(found[0].path, found[0].identity, found[1], stored.dtype, chunks)
     if not kept:
-        from ftw.conversion.recipes.df11_tensors import plan_df11
+        from ftw.conversion.recipes.df11_plan import plan_df11
 
         kept.append(plan_df11(inner, chunks, lambda name, view, at: checkpoint.read_into(name, view, offset=at)))
     return kept[0]

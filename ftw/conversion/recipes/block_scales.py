@@ -20,7 +20,7 @@ _BIAS = 127  # of an exponent's code
 class Dequantized:
     """An F8_E4M3 matrix `[rows, columns]` times 2 to the `scale - 127` of each block, F8_E8M0, as BF16.
 
-    The product is exact in F32, and in BF16 as far as that reaches. Code 255 counts as any other: it gives infinity.
+    The product is exact in F32, and in BF16 as far as that reaches.
     """
 
     weight: Recipe

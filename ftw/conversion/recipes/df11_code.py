@@ -101,7 +101,8 @@ class Packer:
 def _join(first: Words, second: Words) -> Words:
     """Return codes with others behind them, both with the number of their bits below them."""
     codes = first & ~_BITS_MASK
-    return (codes << (second & _BITS_MASK)) + second + (first ^ codes)
+    joined: Words = (codes << (second & _BITS_MASK)) + second + (first ^ codes)
+    return joined
 
 
 def _limited_lengths(counts: Mapping[int, int]) -> dict[int, int]:
