@@ -10,7 +10,7 @@ import typer
 
 import ftw
 from ftw.checkpoint import MOVED_ROLES
-from ftw.conversion import Layout
+from ftw.layouts import Layout
 from ftw.readers import ALIGNMENT
 from ftw.sizes import format_size
 from ftw.verdict import Embed

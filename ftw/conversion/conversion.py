@@ -28,12 +28,15 @@ from ftw.readers import ALIGNMENT
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.plan import ConversionPlan
     from ftw.host import OpenFolder
+    from ftw.layouts import SideFile
+
+_SIDE_STEP_NBYTES = 4 << 20
 
 
 def convert(
@@ -96,7 +99,8 @@ def convert(
             kept = min(state.held_nbytes, plan.shard_plan.start_of(state.num_begun))
             free = state.free_nbytes + state.held_nbytes - kept
             return result(needed - kept, free, plan.shard_plan.nbytes_before(state.num_begun))
-        report = _Progress(plan.shard_plan.nbytes, progress)
+        beside = sum(file.nbytes for file in plan.arrangement.side_files)
+        report = _Progress(plan.shard_plan.nbytes + beside, progress)
         with parent_folders(destination), staging.in_use() as folder:
             begun = staging.read_journal(folder, plan) if resume else []  # once more: now nobody else writes it
             checksums = keep_tensors(folder, plan.shard_plan, begun, report)
@@ -134,6 +138,15 @@ def _is_equal(target: Path, checkpoint: Checkpoint, progress: Callable[[int, int
         return False
 
 
+def _iter_side_file(file: SideFile, progress: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield the bytes of a file, 4 MiB at a time."""
+    for offset in range(0, file.nbytes, _SIDE_STEP_NBYTES):
+        piece = bytearray(min(_SIDE_STEP_NBYTES, file.nbytes - offset))
+        file.read_into(piece, offset=offset)
+        yield bytes(piece)
+        progress(len(piece))
+
+
 def _write(
     checkpoint: Checkpoint,
     plan: ConversionPlan,
@@ -145,6 +158,8 @@ def _write(
     metadata_files.copy(plan.metadata_files, checkpoint.folder, staging)
     for file in plan.derived_files:
         staging.write(file.name, file.read())
+    for side_file in plan.arrangement.side_files:
+        staging.write(side_file.name, _iter_side_file(side_file, progress))
     name = checkpoint.source
     with FtwWriter(staging, plan.shard_plan, source=name, checksums=checksums, record=journal.record) as writer:
         writer.write(ChunkReader(plan.arrangement).read, progress)

@@ -12,12 +12,12 @@ import xxhash
 from ftw._version import __version__
 from ftw.checkpoint import CONFIG_NAME, TOKEN_EMBEDDING
 from ftw.conversion import metadata_files
-from ftw.conversion.layouts import LAYOUT_KEY, arrange
 from ftw.conversion.writing.index_file import iter_index_without_checksums
 from ftw.conversion.writing.shard_plan import ShardPlan, plan_shards
 from ftw.dtypes import DTYPES
 from ftw.errors import CheckpointError, NotEligibleError, OutputError, printable
 from ftw.files import MAX_NBYTES
+from ftw.layouts import LAYOUT_KEY, arrange
 from ftw.readers import MAX_OTHERS, check_gguf_metadata_size, read_ftw_key
 from ftw.verdict import Placement, judge, plan_placement, refusal
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftw.checkpoint import Checkpoint
-    from ftw.conversion.layouts import Arrangement
+    from ftw.layouts import Arrangement
     from ftw.readers import DerivedFile, LeftOut
     from ftw.tensors import TensorInfo
     from ftw.verdict import TableVerdict
@@ -179,7 +179,9 @@ def _state_of(path: Path) -> bytes:
 def needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
     """Return the bytes that a conversion of the checkpoint in a folder will write."""
     copied = sum((folder / path).stat().st_size for path in plan.metadata_files)
-    return plan.shard_plan.total_bytes + plan.index_nbytes + copied + sum(file.nbytes for file in plan.derived_files)
+    derived = sum(file.nbytes for file in plan.derived_files)
+    beside = sum(file.nbytes for file in plan.arrangement.side_files)
+    return plan.shard_plan.total_bytes + plan.index_nbytes + copied + derived + beside
 
 
 def _warnings(checkpoint: Checkpoint, shard_plan: ShardPlan, left_out: tuple[LeftOut, ...]) -> list[str]:

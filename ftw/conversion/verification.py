@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, open_damaged
-from ftw.conversion.layouts import arrange, layout_of
 from ftw.errors import CheckpointError, printable
 from ftw.files import is_inside, is_name_inside
 from ftw.host import HostMemory
+from ftw.layouts import arrange, layout_of
 from ftw.readers import ALIGNMENT, Problems, read_ftw_key
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from ftw.conversion.layouts import Arrangement
+    from ftw.layouts import Arrangement
     from ftw.tensors import TensorInfo
 
 
@@ -89,11 +89,12 @@ def verify(
         if opened is not None and opened is not against:
             stack.enter_context(opened)
         source = None if opened is None else arrange(opened, layout_of(checkpoint))
+        originals = {} if source is None else {**source.beside, **source.tensors}
         total, done, checksums, compared = checkpoint.nbytes, 0, 0, 0
         problems.add_all(_problems_of_index(checkpoint))
-        problems.add_all(() if source is None else _differences_of_names(checkpoint, source))
+        problems.add_all(() if source is None else _differences_of_names(checkpoint, originals))
         for tensor in checkpoint.tensors.values():
-            original = source.tensors.get(tensor.name) if source is not None else None
+            original = originals.get(tensor.name)
             is_alike = original is not None and tensor.is_alike(original)
             if original is not None and not is_alike:
                 problem = f"is {tensor.describe()}, the source has {original.describe()}"
@@ -149,12 +150,12 @@ def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Chec
     return open_checkpoint(source, decode_df11=bool(read_ftw_key(checkpoint.metadata, "decoded")))
 
 
-def _differences_of_names(checkpoint: Checkpoint, source: Arrangement) -> Iterator[str]:
-    for name in source.tensors:
+def _differences_of_names(checkpoint: Checkpoint, originals: Mapping[str, TensorInfo]) -> Iterator[str]:
+    for name in originals:
         if name not in checkpoint.tensors:
             yield _problem(checkpoint, name, "is missing, the source holds it")
     for name in checkpoint.tensors:
-        if name not in source.tensors:
+        if name not in originals:
             yield _problem(checkpoint, name, "is not in the source")
 
 

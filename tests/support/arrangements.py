@@ -9,7 +9,7 @@ from typing import Any
 from freetoken_sources import read_spec, write_spec
 
 import ftw
-from ftw.conversion.freetoken.arrangement import FreetokenArrangement
+from ftw.layouts.freetoken.arrangement import FreetokenArrangement
 
 Spec = dict[str, Any]
 

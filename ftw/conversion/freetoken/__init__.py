@@ -1,4 +1,0 @@
-"""FreeToken's layout: the tensors of a checkpoint fused, renamed and gathered in banks as FreeToken's models load them.
-
-Imports: `ftw.checkpoint` and what that imports, `ftw.conversion.families`, `ftw.conversion.recipes`. No torch.
-"""
