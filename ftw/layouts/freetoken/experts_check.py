@@ -23,7 +23,7 @@ _KINDS = {
     "bf16": {"unquantised"},
     "fp8_block": {"fp8_block"},
     "nvfp4": {"nvfp4"},
-    "ds_fp4": {"mxfp4"},
+    "ds_fp4": {"mxfp4", "unquantised"},  # FreeToken's DeepSeek-V4.1 does not ask
     "mxfp4_triton": {"mxfp4"},
 }
 
