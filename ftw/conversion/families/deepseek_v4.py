@@ -104,11 +104,12 @@ DEEPSEEK_V4 = Family(
             (_SEEING, "ffn.gate.bias_vl"),
         ),
         vision=(
-            "visual.vision.patch_embed.proj. visual.vision.norm.weight visual.aligner.w1. visual.aligner.w2. "
+            "visual.vision.patch_embed.proj. visual.vision.patch_embed.proj.bias visual.vision.norm.weight "
+            "visual.aligner.w1. visual.aligner.w1.bias visual.aligner.w2. visual.aligner.w2.bias "
             "visual.image_start visual.image_end visual.image_newline visual.image_pad"
         ),
         vision_part="",
-        blocks=(("norm1.weight attn.wqkv. attn.wo. norm2.weight mlp.w1. mlp.w2.",),),
+        blocks=(("norm1.weight attn.wqkv. attn.wqkv.bias attn.wo. attn.wo.bias norm2.weight mlp.w1. mlp.w2.",),),
         block_prefix="visual.vision.blocks.",
         block_count="vision_n_layers",
     ),

@@ -102,17 +102,18 @@ DEEPSEEK_V41 = Family(
         ),
         kinds=_kinds,
         of_kind=(
-            (_OWNING, "attn.compressor.norm.weight attn.indexer.wk. attn.indexer.k_norm.weight"),
+            (_OWNING, "attn.compressor.norm.weight attn.indexer.wk.weight attn.indexer.k_norm.weight"),
             (_POOLING, "attn.compressor.wkv attn.compressor.wgate"),
-            (_SINGLE, "attn.compressor.wkv."),
-            (_INDEXED, "attn.indexer.wq_b. attn.indexer.weights_proj."),
+            (_SINGLE, "attn.compressor.wkv.weight"),
+            (_INDEXED, "attn.indexer.wq_b. attn.indexer.weights_proj.weight"),
             (_ENGRAM, "engram.wkv. engram.q_weight engram.k_weight"),
         ),
         vision=(
-            "visual.vision.patch_embed.proj. visual.vision.norm.weight visual.aligner.w1. visual.aligner.w2. "
+            "visual.vision.patch_embed.proj. visual.vision.patch_embed.proj.bias visual.vision.norm.weight "
+            "visual.aligner.w1. visual.aligner.w1.bias visual.aligner.w2. visual.aligner.w2.bias "
             f"visual.image_start visual.image_end visual.image_newline {_STACKED}"
         ),
-        blocks=(("norm1.weight attn.wqkv. attn.wo. norm2.weight mlp.w1. mlp.w2.",),),
+        blocks=(("norm1.weight attn.wqkv. attn.wqkv.bias attn.wo. attn.wo.bias norm2.weight mlp.w1. mlp.w2.",),),
         block_prefix="visual.vision.blocks.",
         block_count="num_hidden_layers",
     ),

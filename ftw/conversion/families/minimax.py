@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ftw.conversion.families.layer_kinds import Kinds
 
 _QK_NORM, _SPARSE = "qk_norm", "sparse"
+_PROJECTORS = ("multi_modal_projector", "patch_merge_mlp")
 _KV_CACHE_SCALE = "FreeToken's cache of keys and values is BF16 and takes no scale"
 
 
@@ -34,6 +35,10 @@ def _m3_kinds(checkpoint: Checkpoint) -> Kinds:
     if attention.flag("use_sparse_attention"):
         is_sparse = attention.items("sparse_attention_freq", length=num_layers) or [True] * num_layers
     return add_kind(kinds, _SPARSE, (layer for layer in range(num_layers) if is_sparse and is_sparse[layer]))
+
+
+def _biased(*modules: str) -> str:
+    return " ".join(f"{module}. {module}.bias" for module in modules)
 
 
 MINIMAX_M2 = Family(
@@ -77,11 +82,12 @@ MINIMAX_M3 = Family(
             ),
         ),
         vision=(
-            "vision_tower.vision_model.embeddings.patch_embedding.weight vision_tower.vision_model.pre_layrnorm. "
-            "vision_tower.multi_modal_projector.linear_1. vision_tower.multi_modal_projector.linear_2. "
-            "vision_tower.patch_merge_mlp.linear_1. vision_tower.patch_merge_mlp.linear_2."
+            "vision_tower.vision_model.embeddings.patch_embedding.weight "
+            + _biased("vision_tower.vision_model.pre_layrnorm")
+            + " "
+            + _biased(*(f"vision_tower.{part}.linear_{number}" for part in _PROJECTORS for number in (1, 2)))
         ),
-        blocks=(("layer_norm1. layer_norm2. mlp.fc1. mlp.fc2. self_attn.qkv. self_attn.out_proj.",),),
+        blocks=((_biased("layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2", "self_attn.qkv", "self_attn.out_proj"),),),
         block_prefix="vision_tower.vision_model.encoder.layers.",
         block_count="num_hidden_layers",
     ),

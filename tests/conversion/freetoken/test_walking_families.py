@@ -327,7 +327,7 @@ def deepseek_v41():
     for layer in range(3):
         scaled = ["attn.wq_a", "attn.wq_b", "attn.wkv", "attn.wo_a", "attn.wo_b"]
         scaled += [f"ffn.shared_experts.w{number}" for number in (1, 2, 3)] + ["engram.wkv"] * (layer == 1)
-        scaled += ["attn.indexer.wq_b"] * (layer > 0) + ["attn.compressor.wkv"] * (layer == 2)
+        scaled += ["attn.indexer.wq_b"] * (layer > 0)
         found = {f"{name}.weight": ["F8_E4M3", [32, 32]] for name in scaled}
         found |= {f"{name}.scale": ["F8_E8M0", [1, 1]] for name in scaled}
         plain_ones = ["attn.q_norm.weight", "attn.kv_norm.weight", "attn_norm.weight", "ffn_norm.weight"]
@@ -337,6 +337,8 @@ def deepseek_v41():
         found |= {"ffn.gate.bias": ["F32", [2]], "ffn.gate.bias_vl": ["F32", [2]], **hc}
         if layer:
             found |= {f"attn.indexer.{name}.weight": ["BF16", [2, 32]] for name in ("wk", "weights_proj")}
+        if layer == 2:
+            found["attn.compressor.wkv.weight"] = ["BF16", [32, 32]]
         if layer == 1:
             found |= {f"attn.compressor.{name}.weight": ["BF16", [32, 32]] for name in ("wkv", "wgate")}
             found |= {"engram.q_weight": ["F32", [2, 32]], "engram.k_weight": ["F32", [2, 32]]}
@@ -353,7 +355,9 @@ def deepseek_v41():
     tensors |= {f"{name}.bias": ["BF16", shape[:1]] for name, shape in modules.items()}
     text = {"hidden_size": 32, "num_hidden_layers": 3, "n_routed_experts": 2, "compress_ratios": [0, 4, 1, 0]}
     text |= {"kv_source_layer_ids": [1, 2], "index_source_layer_ids": [1, 2], "engram_layer_ids": [1]}
-    config = {"architectures": ["DeepseekV41ForCausalLM"], "text_config": text, "vision_config": {}}
+    quantized = {"quant_method": "fp8", "weight_block_size": [32, 32], "expert_dtype": "fp4"}
+    config = {"architectures": ["DeepseekV41ForCausalLM"], "quantization_config": quantized}
+    config |= {"text_config": text, "vision_config": {}}
     shards = {name: f"{'tables' if 'engram.embed' in name or name == 'norm.weight' else 'model'}.safetensors"
               for name in tensors}  # fmt: skip
     return {
@@ -374,7 +378,6 @@ def test_deepseek_v41_names_what_pools_tokens_and_stacks_the_biases_of_images(tm
     assert {name for name in made.tensors if ".compressor.wkv" in name} == {
         "model.layers.1.attn.compressor.wkv",
         "model.layers.2.attn.compressor.wkv.weight",
-        "model.layers.2.attn.compressor.wkv.weight_scale_inv",
     }
     assert made.tensors["model.layers.0.attn.wo_a"].dtype == "F8_E4M3"
     assert made.tensors["model.layers.0.attn.wo_a_scale"].dtype == "F8_E8M0"
