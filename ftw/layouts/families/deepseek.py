@@ -213,10 +213,10 @@ DEEPSEEK_V41 = Family(
         ),
         kinds=_v41_kinds,
         of_kind=(
-            (_OWNING, "attn.compressor.norm.weight attn.indexer.wk. attn.indexer.k_norm.weight"),
+            (_OWNING, "attn.compressor.norm.weight attn.indexer.wk.weight attn.indexer.k_norm.weight"),
             (_POOLING, "attn.compressor.wkv attn.compressor.wgate"),
-            (_SINGLE, "attn.compressor.wkv."),
-            (_INDEXED, "attn.indexer.wq_b. attn.indexer.weights_proj."),
+            (_SINGLE, "attn.compressor.wkv.weight"),
+            (_INDEXED, "attn.indexer.wq_b. attn.indexer.weights_proj.weight"),
             (_ENGRAM, "engram.wkv. engram.q_weight engram.k_weight"),
         ),
         vision=(

@@ -129,13 +129,16 @@ GLM5_NEXT = Family(
             (MOE, _MOE_MLP),
         ),
         vision=(
-            "visual.patch_embed.proj.+ visual.post_layernorm.weight visual.downsample.+ visual.merger.gate_proj. "
-            "visual.merger.up_proj. visual.merger.down_proj. visual.merger.proj. visual.merger.post_projection_norm.+"
+            "visual.patch_embed.proj. visual.patch_embed.proj.bias visual.post_layernorm.weight visual.downsample. "
+            "visual.downsample.bias visual.merger.gate_proj. "
+            "visual.merger.up_proj. visual.merger.down_proj. visual.merger.proj. "
+            "visual.merger.post_projection_norm. visual.merger.post_projection_norm.bias"
         ),
         blocks=(
             (
-                "norm1.weight norm2.weight attn.qkv.+ attn.proj.+ attn.q_norm.weight attn.k_norm.weight "
-                "mlp.gate_proj.+ mlp.up_proj.+ mlp.down_proj.+",
+                "norm1.weight norm2.weight attn.qkv. attn.qkv.bias? attn.proj. attn.proj.bias? attn.q_norm.weight "
+                "attn.k_norm.weight mlp.gate_proj. mlp.gate_proj.bias? mlp.up_proj. mlp.up_proj.bias? mlp.down_proj. "
+                "mlp.down_proj.bias?",
             ),
         ),
     ),
