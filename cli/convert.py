@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 import ftw
 from ftw.checkpoint import MOVED_ROLES
+from ftw.layouts import Layout
 from ftw.readers import ALIGNMENT
 from ftw.sizes import format_size
 from ftw.verdict import Embed
@@ -19,7 +21,10 @@ from .progress import ProgressOption, show_progress
 from .sizes import parse_size_option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ftw.conversion import ConversionResult
+    from ftw.readers import LeftOut
 
 
 def _parse_shard_size(text: str) -> int:
@@ -57,10 +62,14 @@ def convert_command(
     decode_df11: Annotated[
         bool, typer.Option("--decode-df11", help="Decode lookup tables that are stored as DF11 to bfloat16.")
     ] = False,
+    layout: Annotated[
+        Layout,
+        typer.Option("--layout", help="plain: the source's tensors; freetoken: as FreeToken's server needs them."),
+    ] = "plain",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     progress: ProgressOption = "bar",
 ) -> int:
-    """Convert a checkpoint to FTW; bytes move unchanged, and every tensor gets a checksum."""
+    """Convert a checkpoint to FTW; every tensor gets a checksum, and in the plain layout no byte changes."""
     with show_progress("convert", progress) as update:
         result = ftw.convert(
             source,
@@ -71,6 +80,7 @@ def convert_command(
             resume=resume,
             dry_run=dry_run,
             decode_df11=decode_df11,
+            layout=layout,
             progress=update,
         )
     for warning in result.plan.warnings:
@@ -109,5 +119,15 @@ def _print_result(result: ConversionResult, embed: str) -> None:
         for shard in plan.shard_plan.shards:
             print_line(f"shard: {shard.name}, {format_size(shard.nbytes)}")
     print_line(f"beside the weights: {', '.join(plan.metadata_names) or 'nothing'}")
-    for entry in plan.left_out:
-        print_line(f"left out: {entry.name} ({entry.reason})")
+    for line in _left_out_lines(plan.left_out):
+        print_line(line)
+
+
+def _left_out_lines(left_out: tuple[LeftOut, ...]) -> Iterator[str]:
+    """Yield a line for each entry, but one for all tensors of a reason, which can be thousands."""
+    tensors = Counter(entry.reason for entry in left_out if entry.kind == "tensor")
+    for entry in left_out:
+        count = tensors.pop(entry.reason, 0) if entry.kind == "tensor" else 1
+        if count:
+            more = f" and {count - 1} other tensors" if count > 1 else ""
+            yield f"left out: {entry.name}{more} ({entry.reason})"

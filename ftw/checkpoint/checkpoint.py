@@ -194,6 +194,14 @@ class Checkpoint:
             raise UnknownTensorError(f"{printable(self.source)}: tensors: {problem}")
         return tensor
 
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON object in a small file of the checkpoint's folder; None if there is no such file.
+
+        Raises:
+            CheckpointError: It is not a JSON object.
+        """
+        return self._reader.place.read_json(name)
+
     def iter_chunks(self, name: str, chunk_nbytes: int = CHUNK_NBYTES) -> Iterator[memoryview]:
         """Yield the bytes of a tensor in order, each time in the same buffer, which the next step overwrites."""
         nbytes = self.find_tensor(name).nbytes

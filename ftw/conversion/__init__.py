@@ -1,6 +1,6 @@
-"""Conversion to FTW, and verification of what was written.
+"""Conversion to FTW, in the source's layout or FreeToken's, and verification of what was written.
 
-Imports: `ftw.checkpoint`, `ftw.verdict`, `ftw.readers` for the format, `ftw.host`, `ftw.files`. No torch.
+Imports: `ftw.checkpoint`, `ftw.layouts`, `ftw.verdict`, `ftw.readers` for the format, and what lies below. No torch.
 """
 
 from ftw.conversion.conversion import convert

@@ -28,12 +28,15 @@ from ftw.readers import ALIGNMENT
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.plan import ConversionPlan
     from ftw.host import OpenFolder
+    from ftw.layouts import SideFile
+
+_SIDE_STEP_NBYTES = 4 << 20
 
 
 def convert(
@@ -46,6 +49,7 @@ def convert(
     resume: bool = False,
     dry_run: bool = False,
     decode_df11: bool = False,
+    layout: str = "plain",
     progress: Callable[[int, int], None] | None = None,
 ) -> ConversionResult:
     """Convert a checkpoint to an FTW folder.
@@ -61,6 +65,8 @@ def convert(
         dry_run: Plan and check, write nothing. What `resume` would read back or compare is taken to be right. The
             result says whether the disk has room.
         decode_df11: Decode lookup tables that are stored as DF11 to bfloat16.
+        layout: "plain" keeps the tensors of the source; "freetoken" fuses, renames and gathers them as FreeToken's
+            server needs them.
         progress: Called with the bytes done and all bytes, after each chunk of at most 16 MiB.
 
     Raises:
@@ -69,13 +75,13 @@ def convert(
         OutputError: The target exists, is a mount point, lies in the source, is being written already, or would not
             fit on its disk; or, with `resume`, another conversion has left what is there.
         OSError: The disk fails. What was written by then is kept for `resume`.
-        ValueError: `embed` or `shard_limit` is not allowed.
+        ValueError: `embed`, `layout` or `shard_limit` is not allowed.
     """
     destination = resolve_target(target)
     if not isinstance(shard_limit, int) or shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
         raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
     with open_checkpoint(source, decode_df11=decode_df11) as checkpoint:
-        plan = plan_conversion(checkpoint, embed, shard_limit)
+        plan = plan_conversion(checkpoint, embed, shard_limit, layout)
         result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, dry_run=dry_run)
         may_write = partial(check_target, destination, checkpoint, overwrite=overwrite)
         staging = StagingFolder(destination)
@@ -93,7 +99,8 @@ def convert(
             kept = min(state.held_nbytes, plan.shard_plan.start_of(state.num_begun))
             free = state.free_nbytes + state.held_nbytes - kept
             return result(needed - kept, free, plan.shard_plan.nbytes_before(state.num_begun))
-        report = _Progress(plan.shard_plan.nbytes, progress)
+        beside = sum(file.nbytes for file in plan.arrangement.side_files)
+        report = _Progress(plan.shard_plan.nbytes + beside, progress)
         with parent_folders(destination), staging.in_use() as folder:
             begun = staging.read_journal(folder, plan) if resume else []  # once more: now nobody else writes it
             checksums = keep_tensors(folder, plan.shard_plan, begun, report)
@@ -131,6 +138,15 @@ def _is_equal(target: Path, checkpoint: Checkpoint, progress: Callable[[int, int
         return False
 
 
+def _iter_side_file(file: SideFile, progress: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield the bytes of a file, 4 MiB at a time."""
+    for offset in range(0, file.nbytes, _SIDE_STEP_NBYTES):
+        piece = bytearray(min(_SIDE_STEP_NBYTES, file.nbytes - offset))
+        file.read_into(piece, offset=offset)
+        yield bytes(piece)
+        progress(len(piece))
+
+
 def _write(
     checkpoint: Checkpoint,
     plan: ConversionPlan,
@@ -142,7 +158,9 @@ def _write(
     metadata_files.copy(plan.metadata_files, checkpoint.folder, staging)
     for file in plan.derived_files:
         staging.write(file.name, file.read())
+    for side_file in plan.arrangement.side_files:
+        staging.write(side_file.name, _iter_side_file(side_file, progress))
     name = checkpoint.source
     with FtwWriter(staging, plan.shard_plan, source=name, checksums=checksums, record=journal.record) as writer:
-        writer.write(ChunkReader(checkpoint).read, progress)
+        writer.write(ChunkReader(plan.arrangement).read, progress)
         writer.finish(plan.index_extra)

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from ftw._version import __version__
-from ftw.checkpoint import CONFIG_NAME
+from ftw.checkpoint import CONFIG_NAME, TOKEN_EMBEDDING
 from ftw.conversion import metadata_files
 from ftw.conversion.writing.index_file import iter_index_without_checksums
 from ftw.conversion.writing.shard_plan import ShardPlan, plan_shards
 from ftw.dtypes import DTYPES
-from ftw.errors import CheckpointError, OutputError, printable
+from ftw.errors import CheckpointError, NotEligibleError, OutputError, printable
 from ftw.files import MAX_NBYTES
+from ftw.layouts import LAYOUT_KEY, arrange
 from ftw.readers import MAX_OTHERS, check_gguf_metadata_size, read_ftw_key
-from ftw.verdict import Placement, judge, plan_placement
+from ftw.verdict import Placement, judge, plan_placement, refusal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ftw.checkpoint import Checkpoint
+    from ftw.layouts import Arrangement
     from ftw.readers import DerivedFile, LeftOut
     from ftw.tensors import TensorInfo
     from ftw.verdict import TableVerdict
@@ -42,6 +44,10 @@ class ConversionPlan:
     """What a conversion will write.
 
     Attributes:
+        layout: "plain" or "freetoken".
+        arrangement: The tensors that are written, and how they are read.
+        num_source_tensors: Tensors of the source, of which each is written, goes into one that is made of it, or is
+            left out for a reason.
         shard_plan: Where each tensor goes.
         placement: Which tables are placed for host memory.
         tables: All lookup tables of the source, with their verdicts.
@@ -56,6 +62,9 @@ class ConversionPlan:
         digest: Of all that, and of the state of the source's files.
     """
 
+    layout: str
+    arrangement: Arrangement
+    num_source_tensors: int
     shard_plan: ShardPlan
     placement: Placement
     tables: tuple[TableVerdict, ...]
@@ -74,28 +83,30 @@ class ConversionPlan:
         """Names of the files beside the weights, relative to the folder."""
         return _metadata_names(self.metadata_files, self.derived_files)
 
-    @property
-    def num_source_tensors(self) -> int:
-        """Tensors of the source, of which each is written, or goes into one that is decoded."""
-        return len(self.shard_plan.tensors) + sum(len(names) - 1 for names in self.decoded.values())
-
     def is_on_host(self, table: TableVerdict) -> bool:
         """Tell whether a table is placed for host memory."""
         return table in self.host_tables
 
 
-def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> ConversionPlan:
+def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int, layout: str = "plain") -> ConversionPlan:
     """Decide what a conversion of a checkpoint will write.
 
     Raises:
         NotEligibleError: `embed` is "host", and the token embedding may not leave the GPU.
-        CheckpointError: A dtype has no name in FTW, or the index would be larger than a reader takes.
+        CheckpointError: A dtype has no name in FTW, the index would be larger than a reader takes, or FreeToken's
+            layout cannot be made of the checkpoint.
         OutputError: There would be more shards than a reader takes.
     """
     verdict = judge(checkpoint)
-    placement = plan_placement(verdict, embed, checkpoint.source)
-    roles = {name: table.role for table in placement.host_tables for name in table.tensors}
-    tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in checkpoint.tensors.values()]
+    arrangement = arrange(checkpoint, layout)
+    placement = _place_tables(plan_placement(verdict, embed, checkpoint.source), arrangement, embed)
+    roles = {
+        copy: table.role
+        for table in placement.host_tables
+        for name in table.tensors
+        if (copy := arrangement.find_copy(name)) is not None
+    }
+    tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in arrangement.tensors.values()]
     tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
     shard_plan = plan_shards(tensors, shard_limit)
     if len(shard_plan.shards) > _MAX_SHARDS:
@@ -105,8 +116,8 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     derived = checkpoint.derived_files
     for file in derived:
         check_gguf_metadata_size(checkpoint.folder, file.nbytes)
-    left_out = (*checkpoint.left_out, *beside)
-    extra = _index_extra(checkpoint, placement, _metadata_names(files, derived), derived, left_out)
+    left_out = (*checkpoint.left_out, *arrangement.left_out, *beside)
+    extra = _index_extra(checkpoint, arrangement, placement, _metadata_names(files, derived), derived, left_out)
     hasher, nbytes = xxhash.xxh3_128(), 0
     for piece in iter_index_without_checksums(shard_plan, extra):
         hasher.update(piece)
@@ -117,6 +128,9 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     for weights in checkpoint.files:
         hasher.update(_state_of(weights.path))
     return ConversionPlan(
+        layout=layout,
+        arrangement=arrangement,
+        num_source_tensors=len(checkpoint.tensors) + sum(len(parts) - 1 for parts in checkpoint.decoded.values()),
         shard_plan=shard_plan,
         placement=placement,
         tables=verdict.tables,
@@ -132,6 +146,27 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int) -> Con
     )
 
 
+def _place_tables(placement: Placement, arrangement: Arrangement, embed: str) -> Placement:
+    """Return a placement without the tables that a layout stores otherwise, as FreeToken does with DF11.
+
+    Raises:
+        NotEligibleError: `embed` is "host", and the token embedding is one of them.
+    """
+    kept = [
+        table
+        for table in placement.host_tables
+        if all(arrangement.find_copy(name) is not None for name in table.tensors)
+    ]
+    others = [table for table in placement.host_tables if table not in kept and table.role == TOKEN_EMBEDDING]
+    if not others:
+        return replace(placement, host_tables=tuple(kept))
+    why = "is no plain table in FreeToken's layout, which its server reads on the GPU alone"
+    if embed == "host":
+        problem = f"{refusal(others[0], arrangement.source, why)}; embed 'gpu' or 'auto' leaves it on the GPU"
+        raise NotEligibleError(problem)
+    return Placement("gpu", tuple(kept), why)
+
+
 def _state_of(path: Path) -> bytes:
     """Return what changes with a file's content, as far as the file system says.
 
@@ -144,7 +179,9 @@ def _state_of(path: Path) -> bytes:
 def needed_nbytes(plan: ConversionPlan, folder: Path) -> int:
     """Return the bytes that a conversion of the checkpoint in a folder will write."""
     copied = sum((folder / path).stat().st_size for path in plan.metadata_files)
-    return plan.shard_plan.total_bytes + plan.index_nbytes + copied + sum(file.nbytes for file in plan.derived_files)
+    derived = sum(file.nbytes for file in plan.derived_files)
+    beside = sum(file.nbytes for file in plan.arrangement.side_files)
+    return plan.shard_plan.total_bytes + plan.index_nbytes + copied + derived + beside
 
 
 def _warnings(checkpoint: Checkpoint, shard_plan: ShardPlan, left_out: tuple[LeftOut, ...]) -> list[str]:
@@ -180,6 +217,7 @@ def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> Te
 
 def _index_extra(
     checkpoint: Checkpoint,
+    arrangement: Arrangement,
     placement: Placement,
     metadata_names: list[str],
     derived: tuple[DerivedFile, ...],
@@ -203,6 +241,7 @@ def _index_extra(
         **carried,
         "source_model_path": _unicode(name),
         "copied_metadata": [_unicode(name) for name in metadata_names],
+        **arrangement.index_entries,
         "ftw": {
             "producer": f"ftw {__version__}",
             "source": {
@@ -210,6 +249,7 @@ def _index_extra(
                 "files": [{"name": _unicode(file.path.name), "bytes": file.nbytes} for file in checkpoint.files],
             },
             **{key: value for key, value in optional.items() if value},
+            **({} if arrangement.layout == "plain" else {LAYOUT_KEY: arrangement.layout}),
             "embed": {
                 "placement": placement.placement,
                 "tables": [name for table in placement.host_tables for name in table.tensors],

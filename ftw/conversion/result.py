@@ -45,6 +45,7 @@ class ConversionResult:
             "source": self.source,
             "target": self.target,
             "format": self.format,
+            "layout": plan.layout,
             "num_source_tensors": plan.num_source_tensors,
             "num_tensors": len(shard_plan.tensors),
             "nbytes": shard_plan.nbytes,

@@ -13,13 +13,15 @@ from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, open_damag
 from ftw.errors import CheckpointError, printable
 from ftw.files import is_inside, is_name_inside
 from ftw.host import HostMemory
+from ftw.layouts import arrange, layout_of
 from ftw.readers import ALIGNMENT, Problems, read_ftw_key
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from ftw.layouts import Arrangement
     from ftw.tensors import TensorInfo
 
 
@@ -66,8 +68,8 @@ def verify(
 
     Opening checks the header. Then checksums are compared; of an FTW also the zeros that fill up each tensor's last
     block, and the presence of files that the index says were copied. `against` adds names, dtypes, shapes and bytes of
-    the source. If shards of an FTW are missing, or too long or short, every tensor that is broken by it is named.
-    Memory is two buffers of 16 MiB.
+    the source; where the FTW has FreeToken's layout, those that the source has in that layout. If shards of an FTW are
+    missing, or too long or short, every tensor that is broken by it is named. Memory is two buffers of 16 MiB.
 
     Args:
         path: An FTW folder, or any checkpoint; other formats have no checksums and no padding to check.
@@ -83,14 +85,16 @@ def verify(
         stack.enter_context(checkpoint)
         problems = Problems(str(path))
         problems.add_all(map(str, broken))
-        source = against if against is None or isinstance(against, Checkpoint) else _open_source(against, checkpoint)
-        if source is not None and source is not against:
-            stack.enter_context(source)
+        opened = against if against is None or isinstance(against, Checkpoint) else _open_source(against, checkpoint)
+        if opened is not None and opened is not against:
+            stack.enter_context(opened)
+        source = None if opened is None else arrange(opened, layout_of(checkpoint))
+        originals = {} if source is None else {**source.beside, **source.tensors}
         total, done, checksums, compared = checkpoint.nbytes, 0, 0, 0
         problems.add_all(_problems_of_index(checkpoint))
-        problems.add_all(() if source is None else _differences_of_names(checkpoint, source))
+        problems.add_all(() if source is None else _differences_of_names(checkpoint, originals))
         for tensor in checkpoint.tensors.values():
-            original = source.tensors.get(tensor.name) if source is not None else None
+            original = originals.get(tensor.name)
             is_alike = original is not None and tensor.is_alike(original)
             if original is not None and not is_alike:
                 problem = f"is {tensor.describe()}, the source has {original.describe()}"
@@ -146,17 +150,17 @@ def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Chec
     return open_checkpoint(source, decode_df11=bool(read_ftw_key(checkpoint.metadata, "decoded")))
 
 
-def _differences_of_names(checkpoint: Checkpoint, source: Checkpoint) -> Iterator[str]:
-    for name in source.tensors:
+def _differences_of_names(checkpoint: Checkpoint, originals: Mapping[str, TensorInfo]) -> Iterator[str]:
+    for name in originals:
         if name not in checkpoint.tensors:
             yield _problem(checkpoint, name, "is missing, the source holds it")
     for name in checkpoint.tensors:
-        if name not in source.tensors:
+        if name not in originals:
             yield _problem(checkpoint, name, "is not in the source")
 
 
 def _check_tensor(
-    checkpoint: Checkpoint, tensor: TensorInfo, source: Checkpoint | None, problems: Problems
+    checkpoint: Checkpoint, tensor: TensorInfo, source: Arrangement | None, problems: Problems
 ) -> Iterator[int]:
     """Check one tensor, compare it with the source's if there is one; yield the bytes of each step."""
     hasher = xxhash.xxh3_64()

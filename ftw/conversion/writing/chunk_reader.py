@@ -7,12 +7,13 @@ the checksum moves it on the way, while it is in the processor's cache.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ftw.files import DIRECT_ALIGNMENT, DIRECT_MIN_JOB_NBYTES, OpenFile
 
 if TYPE_CHECKING:
-    from ftw.checkpoint import Checkpoint
+    from collections.abc import Iterable
+
     from ftw.conversion.writing.shard_plan import Chunk, ChunkPart
     from ftw.files import WeightFile
 
@@ -23,11 +24,21 @@ def buffer_nbytes(chunk_nbytes: int) -> int:
     return chunk_nbytes + max_shifts * DIRECT_ALIGNMENT
 
 
-class ChunkReader:
-    """Reads chunks of a checkpoint; several threads may do so at a time."""
+class TensorBytes(Protocol):
+    """The bytes of tensors, each of which is told by its name."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
+    def find_bytes(self, name: str, offset: int, nbytes: int) -> tuple[WeightFile, int] | None:
+        """Return which file holds bytes of a tensor as they are, and from where on; None if they must be made."""
+
+    def read_many(self, requests: Iterable[tuple[str, Any, int]], *, num_threads: int | None = None) -> None:
+        """Fill several buffers, each with bytes of a tensor from an offset on."""
+
+
+class ChunkReader:
+    """Reads chunks of tensors; several threads may do so at a time."""
+
+    def __init__(self, tensors: TensorBytes) -> None:
+        self._tensors = tensors
 
     def read(self, chunk: Chunk, buffer: memoryview) -> list[int]:
         """Read the bytes of a chunk's parts; return at which byte of the buffer those of each begin.
@@ -56,9 +67,9 @@ class ChunkReader:
     def _read(self, part: ChunkPart, buffer: memoryview, files: _LatestFile) -> int:
         """Read one part; return at which byte of the buffer it begins."""
         name = part.tensor.name
-        found = self._checkpoint.find_bytes(name, part.offset, part.nbytes)
+        found = self._tensors.find_bytes(name, part.offset, part.nbytes)
         if found is None:
-            self._checkpoint.read_many([(name, buffer[: part.nbytes], part.offset)], num_threads=1)
+            self._tensors.read_many([(name, buffer[: part.nbytes], part.offset)], num_threads=1)
             return 0
         file, offset = found
         return files.open(file).read_in_place(offset, part.nbytes, buffer)

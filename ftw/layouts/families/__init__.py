@@ -1,0 +1,4 @@
+"""The families of models that FreeToken serves (`table`).
+
+Imports: `ftw.checkpoint`, `ftw.layouts.recipes`. No torch.
+"""
