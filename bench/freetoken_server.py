@@ -211,7 +211,7 @@ def _agreement(text: str, wanted: str) -> str:
     return f"{same}/{max(len(words), len(others))}"
 
 
-def slots(work: Path, results: Path, free_bytes: int = 4 << 30, repeats: int = 3) -> dict[str, Any]:
+def slots(work: Path, results: Path, free_bytes: int = 6 << 30, repeats: int = 3) -> dict[str, Any]:
     """Count expert slots and tokens per second where VRAM is short, table on the GPU and on the host in turns."""
     sizes = Sizes(layers=6, experts=128)
     ours = _prepare_large(work, sizes)
