@@ -57,6 +57,9 @@ def convert_command(
     decode_df11: Annotated[
         bool, typer.Option("--decode-df11", help="Decode lookup tables that are stored as DF11 to bfloat16.")
     ] = False,
+    sha256: Annotated[
+        bool, typer.Option("--sha256", help="Record the SHA-256 of each tensor, too, which nobody can forge.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     progress: ProgressOption = "bar",
 ) -> int:
@@ -71,6 +74,7 @@ def convert_command(
             resume=resume,
             dry_run=dry_run,
             decode_df11=decode_df11,
+            sha256=sha256,
             progress=update,
         )
     for warning in result.plan.warnings:
