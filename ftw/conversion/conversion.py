@@ -63,7 +63,7 @@ def convert(
             result says whether the disk has room.
         decode_df11: Decode lookup tables that are stored as DF11 to bfloat16.
         sha256: Record the SHA-256 of each tensor, too, which nobody can forge. What an FTW as the source records is
-            checked and kept, with this or without it. It takes a core 0.5 to 1 s for each GB.
+            checked and kept, with this or without it. It takes a core 0.6 s for each GB, or more.
         progress: Called with the bytes done and all bytes, after each chunk of at most 16 MiB.
 
     Raises:
