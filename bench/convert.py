@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ftw
 
 from .checkpoints import write_dense_checkpoint, write_gguf_checkpoint
+from .child import python_command
 from .copying import copy_direct, copy_streaming
 from .freetoken_writer import convert_as_freetoken, has_freetoken
 from .timing import SET_CACHE, quantiles, time_seconds
@@ -106,6 +106,6 @@ def _measure_peaks(kind: str, source: Path, target: Path) -> list[dict[str, Any]
 
 def _peak_mib(script: str) -> int:
     environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
-    command = [sys.executable, "-c", f"{script}\n{_PEAK}"]
+    command = python_command(f"{script}\n{_PEAK}")
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return int(done.stdout.split()[-1]) >> 10

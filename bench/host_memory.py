@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ import torch
 import ftw
 from ftw.offloading import copy_to_host
 from ftw.pinned import PinnedBuffer
+
+from .child import python_command
 
 MIB = 1 << 20
 _MEASURE_LOAD = """
@@ -134,14 +135,12 @@ def peak_of(script: str, *arguments: str) -> float:
 
 
 def _run(arguments: list[str]) -> str:
-    result = subprocess.run([sys.executable, "-c", *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    result = subprocess.run(python_command(*arguments), stdout=subprocess.PIPE, text=True, check=True)
     return result.stdout
 
 
 def _start(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(python_command(*arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _line(process: subprocess.Popen[str]) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .child import python_command
 from .timing import quantiles
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def run() -> dict[str, Any]:
 
 
 def _commands(folder: Path) -> Iterator[tuple[str, list[str], int]]:
-    yield "python -c pass", [sys.executable, "-c", "pass"], REPEATS
-    inspect = [sys.executable, "-m", "ftw.cli", "inspect", "--json"]
+    yield "python -c pass", python_command("pass"), REPEATS
+    inspect = python_command("from ftw.cli.main import run; run()", "inspect", "--json")
     for count in (20, 20_000, 100_000):
         source = folder / str(count)
         _write_tensors(source / "model.safetensors", count)
@@ -49,23 +49,21 @@ def _commands(folder: Path) -> Iterator[tuple[str, list[str], int]]:
         listing = (
             f"from safetensors import safe_open\nwith safe_open({str(source / 'model.safetensors')!r}, 'np') as f:"
         )
-        yield f"safe_open().keys(), {count} tensors", [sys.executable, "-c", f"{listing} list(f.keys())"], REPEATS
+        yield f"safe_open().keys(), {count} tensors", python_command(f"{listing} list(f.keys())"), REPEATS
     _write_shards(folder / "shards", 100_000)
     yield f"ftw inspect, 100000 tensors in {NUM_SHARDS} shards", [*inspect, str(folder / "shards")], REPEATS
     gguf = folder / "vocabulary.gguf"
     _write_gguf(gguf)
     yield f"ftw inspect, GGUF of {NUM_TOKENS} tokens and merges", [*inspect, str(gguf)], REPEATS
     reading = f"import gguf; gguf.GGUFReader({str(gguf)!r})"
-    yield "gguf.GGUFReader, the same file", [sys.executable, "-c", reading], PEER_REPEATS
+    yield "gguf.GGUFReader, the same file", python_command(reading), PEER_REPEATS
 
 
 def _time(way: str, command: list[str], repeats: int) -> dict[str, Any]:
     """Run a command a few times: median of seconds, and the most memory that it took."""
     runs = []
     for _ in range(repeats):
-        launched = subprocess.run(
-            [sys.executable, "-c", _LAUNCHER, *command], check=True, capture_output=True, text=True
-        )
+        launched = subprocess.run(python_command(_LAUNCHER, *command), check=True, capture_output=True, text=True)
         runs.append(tuple(map(float, launched.stdout.split())))
     seconds, peaks = zip(*runs, strict=True)
     return {"way": way, "seconds": round(quantiles(list(seconds)).median, 3), "peak_mib": round(max(peaks) / 1024, 1)}

@@ -66,6 +66,9 @@ def convert_command(
         Layout,
         typer.Option("--layout", help="plain: the source's tensors; freetoken: as FreeToken's server needs them."),
     ] = "plain",
+    sha256: Annotated[
+        bool, typer.Option("--sha256", help="Record the SHA-256 of each tensor, too, which nobody can forge.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     progress: ProgressOption = "bar",
 ) -> int:
@@ -81,6 +84,7 @@ def convert_command(
             dry_run=dry_run,
             decode_df11=decode_df11,
             layout=layout,
+            sha256=sha256,
             progress=update,
         )
     for warning in result.plan.warnings:

@@ -1,15 +1,23 @@
-"""Pictures: how a GPU's memory is spent, before and after its lookup tables have left it, and what was measured."""
+"""Pictures: how a GPU's memory is spent, before and after its lookup tables have left it, and what was measured.
+
+They are drawn with matplotlib's own settings. A `matplotlibrc` of the current folder, which may be a stranger's, is not
+even read: it can make matplotlib import modules and start TeX.
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import sys
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import OutputError, printable
 from ftw.host import write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from matplotlib.figure import Figure
@@ -27,7 +35,8 @@ def check_plot(path: Path) -> None:
         OutputError: matplotlib is missing, or has no format of that suffix.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        with _away_from_the_current_folder():
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
         problem = "a picture needs matplotlib; pip install matplotlib"
         raise OutputError(f"{printable(str(path))}: plot: {problem}") from error
@@ -40,6 +49,35 @@ def check_plot(path: Path) -> None:
         raise OutputError(f"{printable(str(path))}: plot: {problem}")
 
 
+@contextmanager
+def _away_from_the_current_folder() -> Iterator[None]:
+    """Be in the folder of this module while matplotlib is imported, which looks for its settings where we are."""
+    if "matplotlib" in sys.modules:
+        yield
+        return
+    here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY)) if hasattr(os, "fchdir") else None
+    name = os.getcwd() if here is None else ""
+    try:
+        os.chdir(os.path.dirname(os.path.abspath(__file__)))
+        yield
+    finally:
+        if here is None:
+            os.chdir(name)
+        else:
+            os.fchdir(here)
+            os.close(here)
+
+
+@contextmanager
+def _plain_settings() -> Iterator[None]:
+    """Give matplotlib the settings that it comes with, whoever imported it where; the others are back afterwards."""
+    import matplotlib
+
+    with matplotlib.rc_context({key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"}):
+        yield
+
+
+@_plain_settings()
 def plot_budget(report: Report, path: Path) -> None:
     """Draw the budget of a report as two stacked bars, labelled in GiB; `check_plot` has passed."""
     budget = report.budget
@@ -65,6 +103,7 @@ def plot_budget(report: Report, path: Path) -> None:
     _save(figure, path)
 
 
+@_plain_settings()
 def plot_lookups(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw the time of lookups over the number of ids, a panel for each table and distribution, a line for each way."""
     panels = list(dict.fromkeys((row.get("table", ""), row.get("drawn", "")) for row in rows))
@@ -93,6 +132,7 @@ def plot_lookups(rows: list[dict[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
+@_plain_settings()
 def plot_decoding(result: dict[str, Any], path: Path) -> None:
     """Draw how much longer steps and prompts take than with the table on the GPU, and the KV tokens that fit."""
     figure = _make_figure(15, 4.5)
@@ -131,6 +171,7 @@ def _height(row: dict[str, Any]) -> float:
     return float(row["kv_tokens"] if "kv_tokens" in row else (row["ratio"] - 1) * 100)
 
 
+@_plain_settings()
 def plot_bars(rows: list[dict[str, Any]], value: str, path: Path) -> None:
     """Draw one figure of each row as a bar, labelled by the words of the row."""
     figure = _make_figure(8, 1 + 0.35 * len(rows))

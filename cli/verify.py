@@ -31,6 +31,8 @@ def verify_command(
         print_error(problem)
     if result.is_ok and not as_json:
         checked = f"{result.num_tensors} tensors, {format_size(result.nbytes)}, {result.num_checksums} checksums"
+        if result.num_sha256:
+            checked += f", {result.num_sha256} SHA-256"
         compared = f", {result.num_compared} equal to those of {against}" if against else ""
         print_line(f"{path}: ok, {checked}{compared}")
     return DONE if result.is_ok else FAILED

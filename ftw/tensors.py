@@ -20,7 +20,8 @@ class TensorInfo(NamedTuple):
         placement: "host" for a table that was laid out to be read from host memory.
         ggml_type: The GGUF type of packed rows, such as "Q4_0".
         logical_shape: `[rows, columns]` before packing.
-        xxh3_64: Checksum of the tensor's bytes.
+        xxh3_64: Checksum of the tensor's bytes, against accidents.
+        sha256: The same, against intent; few checkpoints record it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TensorInfo(NamedTuple):
     ggml_type: str | None = None
     logical_shape: tuple[int, ...] | None = None
     xxh3_64: str | None = None
+    sha256: str | None = None
 
     def is_alike(self, other: TensorInfo) -> bool:
         """Tell whether equal bytes would mean equal tensors: types and shapes are the same, packed or not."""

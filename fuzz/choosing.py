@@ -105,7 +105,7 @@ def _choose_new_name(pick: Callable[[int], int], name: str, document: Document) 
     place = pick(len(document.tree["tensors"]))
     kind = pick(5)
     if kind == 0 and name == INDEX:
-        key = ("role", "placement", "ggml_type", "xxh3_64", "logical_shape")[pick(5)]
+        key = ("role", "placement", "ggml_type", "xxh3_64", "logical_shape", "sha256")[pick(6)]
         return ["set", name, ["tensors", place, key], (None, "Q4_0", "Q8_0", "host", [24, 64])[pick(5)]]
     if kind == 1:
         key = "sizes" if document.kind == "gguf" else "shape"

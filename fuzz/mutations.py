@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -248,6 +249,8 @@ def _seal(files: Files) -> None:
         if "xxh3_64" in entry:
             begin, nbytes = entry["global_off"], entry["nbytes"]
             entry["xxh3_64"] = xxhash.xxh3_64_hexdigest(region[begin : begin + nbytes])
+            if "sha256" in entry:
+                entry["sha256"] = hashlib.sha256(region[begin : begin + nbytes]).hexdigest()
     for derived in index.get("ftw", {}).get("derived", []):
         content = render(files[derived["name"]])
         derived.update(bytes=len(content), xxh3_64=xxhash.xxh3_64_hexdigest(content))

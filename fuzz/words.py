@@ -39,8 +39,9 @@ NAMES = (
 KEYS = (
     "format", "version", "align", "shard_limit", "total_bytes", "tensors", "shards", "side_files", "ftw", "name",
     "kind", "dtype", "shape", "global_off", "nbytes", "file", "ggml_type", "logical_shape", "role", "placement",
-    "xxh3_64", "data_offsets", "weight_map", "tie_word_embeddings", "architectures", "model_type", "vocab_size",
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "text_config",
+    "xxh3_64", "sha256", "data_offsets", "weight_map", "tie_word_embeddings", "architectures", "model_type",
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "text_config",
     "decoder", "layer_types", "dfloat11_config", "quantization_config", "num_experts", "n_routed_experts",
     "kv_lora_rank", "qk_rope_head_dim", "split_ngram_parts", "hidden_size_per_layer_input", "global_head_dim",
     "num_kv_shared_layers", "attn_layer_indices", "hybrid_override_pattern", "block_types", "attn_type_list",

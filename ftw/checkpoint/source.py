@@ -18,6 +18,7 @@ from ftw.hub import (
     is_unreachable,
     list_repository,
     parse_hub_id,
+    presentable,
     refusal,
     wait_to_retry,
 )
@@ -101,7 +102,7 @@ def _find_on_hub(hub_id: HubId) -> Place:
     try:
         path = HubPath(_list_repository(hub_id), hub_id.inside)
     except (HFValidationError, RevisionNotFoundError) as error:
-        raise SourceNotFoundError(f"{hub_id}: hub id: {refusal(hub_id, error)}") from error
+        raise SourceNotFoundError(f"{hub_id}: hub id: {refusal(hub_id, error)}") from presentable(error)
     if not path.exists():
         problem = f"the repository has no such file or folder, at commit {path.repository.commit}"
         raise SourceNotFoundError(f"{hub_id}: hub id: {problem}")
@@ -138,7 +139,7 @@ def _find_in_cache(hub_id: HubId, error: Exception) -> tuple[Found, Place]:
         found, place = _find_complete(hub_id)
     except LocalEntryNotFoundError as cache_error:
         is_partial = hasattr(cache_error, "snapshot_path")  # huggingface_hub 2 knows what it should hold
-        raise _not_found(hub_id, refusal(hub_id, error), is_partial=is_partial) from error
+        raise _not_found(hub_id, refusal(hub_id, error), is_partial=is_partial) from presentable(error)
     if not isinstance(error, OfflineModeIsEnabled):
         _log.warning("%s: %s; what the local hub cache holds is taken", hub_id, refusal(hub_id, error))
     return found, place

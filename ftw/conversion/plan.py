@@ -88,7 +88,9 @@ class ConversionPlan:
         return table in self.host_tables
 
 
-def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int, layout: str = "plain") -> ConversionPlan:
+def plan_conversion(
+    checkpoint: Checkpoint, embed: str, shard_limit: int, layout: str = "plain", *, sha256: bool = False
+) -> ConversionPlan:
     """Decide what a conversion of a checkpoint will write.
 
     Raises:
@@ -108,7 +110,7 @@ def plan_conversion(checkpoint: Checkpoint, embed: str, shard_limit: int, layout
     }
     tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in arrangement.tensors.values()]
     tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
-    shard_plan = plan_shards(tensors, shard_limit)
+    shard_plan = plan_shards(tensors, shard_limit, has_sha256=sha256)
     if len(shard_plan.shards) > _MAX_SHARDS:
         found = f"{len(shard_plan.shards)} of at most {shard_limit} bytes would be needed"
         raise OutputError(f"{printable(checkpoint.source)}: shards: {found}, at most {_MAX_SHARDS} are allowed")
@@ -206,7 +208,7 @@ def _metadata_names(files: tuple[Path, ...], derived: tuple[DerivedFile, ...]) -
 
 
 def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> TensorInfo:
-    """Return a tensor as it goes into the FTW, with the checksum that the source has of it, but not its placement."""
+    """Return a tensor as it goes into the FTW, with the checksums that the source has of it, but not its placement."""
     if DTYPES[tensor.dtype].torch_name is None:
         allowed = ", ".join(name for name, dtype in DTYPES.items() if dtype.torch_name is not None)
         problem = f"dtype is {tensor.dtype}, which FTW has no name for; {allowed} are allowed"

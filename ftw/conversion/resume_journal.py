@@ -7,7 +7,8 @@
         <16 hex digits>          of the second, and so on
 
 The journal alone proves nothing, since nothing orders its writes against the shards' when the power fails. So the first
-tensors count whose bytes, read back, have the checksums that it says; the rest is written anew.
+tensors count whose bytes, read back, have the checksums that it says; the rest is written anew. SHA-256s that the index
+is to have are taken anew of what is read back.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ import stat
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-import xxhash
-
+from ftw.conversion.writing.checksums import TensorHasher
 from ftw.conversion.writing.shard_plan import iter_write_chunks
 from ftw.errors import OutputError
 from ftw.host import DIRECT_REFUSALS, HostMemory, end_direct, read_at
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import BinaryIO
 
+    from ftw.conversion.writing.checksums import Checksums
     from ftw.conversion.writing.shard_plan import Chunk, ShardPlan
     from ftw.host import OpenFolder
 
@@ -46,7 +47,7 @@ class NotResumableError(OutputError):
 class Journal:
     """The journal of a staging folder. Use it as a context manager, which closes it and leaves it where it is."""
 
-    def __init__(self, folder: OpenFolder, digest: str, checksums: Sequence[str] = ()) -> None:
+    def __init__(self, folder: OpenFolder, digest: str, checksums: Sequence[Checksums] = ()) -> None:
         """Begin a journal, of a conversion that resumes after the tensors of these checksums."""
         self._path = folder.path / JOURNAL_NAME
         folder.write(JOURNAL_NAME, [_first_line(digest), _lines(checksums)])  # or a kill here would lose it all
@@ -58,7 +59,7 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def record(self, checksums: Sequence[str]) -> None:
+    def record(self, checksums: Sequence[Checksums]) -> None:
         """Note the checksums of the tensors that have been written next.
 
         Raises:
@@ -103,7 +104,7 @@ def read_journal(folder: OpenFolder, shard_plan: ShardPlan) -> list[str]:
 
 def keep_tensors(
     folder: OpenFolder, shard_plan: ShardPlan, wanted: list[str], progress: Callable[[int], None]
-) -> list[str]:
+) -> list[Checksums]:
     """Remove all from a folder but the shards' bytes of tensors that are right; return the checksums of those.
 
     Args:
@@ -135,8 +136,8 @@ def _first_line(digest: str) -> bytes:
     return _PLAN + digest.encode() + b"\n"
 
 
-def _lines(checksums: Sequence[str]) -> bytes:
-    return b"".join(b"%s\n" % checksum.encode() for checksum in checksums)
+def _lines(checksums: Sequence[Checksums]) -> bytes:
+    return b"".join(b"%s\n" % found.xxh3_64.encode() for found in checksums)
 
 
 def _is_file(folder: OpenFolder, name: str) -> bool:
@@ -153,10 +154,10 @@ def _open_journal(folder: OpenFolder) -> BinaryIO:
 
 def _check_tensors(
     folder: OpenFolder, shard_plan: ShardPlan, wanted: list[str], progress: Callable[[int], None]
-) -> list[str]:
+) -> list[Checksums]:
     """Read tensors back, in order; return the checksums of those before the first that is not what was `wanted`."""
-    right: list[str] = []
-    hasher = xxhash.xxh3_64()
+    right: list[Checksums] = []
+    hasher = TensorHasher(shard_plan)
     memory = HostMemory(_CHUNK_NBYTES)
     for chunk in iter_write_chunks(shard_plan, _CHUNK_NBYTES):
         view = memory.view()[: chunk.nbytes]
@@ -164,14 +165,14 @@ def _check_tensors(
         for part in chunk.parts:
             end = part.start + part.nbytes
             padded = align_up(end, ALIGNMENT)
-            hasher.update(view[part.start : end])
+            hasher.update(part.tensor, view[part.start : end])
             if padded > held or len(right) == len(wanted):
                 return right
             if part.is_last:
-                if hasher.hexdigest() != wanted[len(right)] or any(view[end:padded]):
+                found = hasher.end(part.tensor)
+                if found.xxh3_64 != wanted[len(right)] or found.find_difference(part.tensor) or any(view[end:padded]):
                     return right
-                right.append(hasher.hexdigest())
-                hasher.reset()
+                right.append(found)
                 progress(part.tensor.nbytes)
     return right
 

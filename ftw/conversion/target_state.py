@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ftw.conversion.publication import aside_of, is_put_aside
 from ftw.conversion.strangers import find_stranger
 from ftw.conversion.target import Standing, find_standing, free_nbytes
+from ftw.conversion.writing.checksums import Checksums
 from ftw.conversion.writing.index_file import iter_index
 from ftw.errors import FtwError
 from ftw.readers import INDEX_NAME, open_reader
@@ -87,7 +88,8 @@ def _has_index(path: Path, plan: ConversionPlan) -> bool:
         return False
     try:
         tensors = open_reader(path.parent).tensors
-        checksums = [tensors[tensor.name].xxh3_64 or "" for tensor in plan.shard_plan.tensors]
+        found = (tensors[tensor.name] for tensor in plan.shard_plan.tensors)
+        checksums = [Checksums(tensor.xxh3_64 or "", tensor.sha256 or "") for tensor in found]
     except (FtwError, KeyError):
         return False
     with path.open("rb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class VerifyResult:
         against: The source it was compared with.
         num_tensors: Tensors that were read.
         num_checksums: Those whose checksum the index holds; an FTW of another writer has none.
+        num_sha256: Those whose SHA-256 it holds.
         num_compared: Those that were compared with the source byte by byte.
         nbytes: Bytes that were read of the checkpoint.
         problems: One printable line each, the first 10,000 and how many more; empty if all is right.
@@ -43,6 +45,7 @@ class VerifyResult:
     against: str | None
     num_tensors: int
     num_checksums: int
+    num_sha256: int
     num_compared: int
     nbytes: int
     problems: tuple[str, ...]
@@ -54,7 +57,7 @@ class VerifyResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `ftw verify --json` prints."""
-        keys = ("path", "against", "num_tensors", "num_checksums", "num_compared", "nbytes")
+        keys = ("path", "against", "num_tensors", "num_checksums", "num_sha256", "num_compared", "nbytes")
         return {**{key: getattr(self, key) for key in keys}, "ok": self.is_ok, "problems": list(self.problems)}
 
 
@@ -66,10 +69,14 @@ def verify(
 ) -> VerifyResult:
     """Read every tensor of a checkpoint and check it.
 
-    Opening checks the header. Then checksums are compared; of an FTW also the zeros that fill up each tensor's last
-    block, and the presence of files that the index says were copied. `against` adds names, dtypes, shapes and bytes of
-    the source; where the FTW has FreeToken's layout, those that the source has in that layout. If shards of an FTW are
-    missing, or too long or short, every tensor that is broken by it is named. Memory is two buffers of 16 MiB.
+    Opening checks the header. Then checksums are compared, and SHA-256s where the index has them; of an FTW also the
+    zeros that fill up each tensor's last block, and the presence of files that the index says were copied. `against`
+    adds names, dtypes, shapes and bytes of the source; where the FTW has FreeToken's layout, those that the source has
+    in that layout. If shards of an FTW are missing, or too long or short, every tensor that is broken by it is named.
+    Memory is two buffers of 16 MiB.
+
+    All that finds accidents. Who changes a tensor on purpose changes the index as well, or with no SHA-256 there just
+    chooses bytes of the same checksum: against intent compare the index's own SHA-256 with one that you know.
 
     Args:
         path: An FTW folder, or any checkpoint; other formats have no checksums and no padding to check.
@@ -90,7 +97,7 @@ def verify(
             stack.enter_context(opened)
         source = None if opened is None else arrange(opened, layout_of(checkpoint))
         originals = {} if source is None else {**source.beside, **source.tensors}
-        total, done, checksums, compared = checkpoint.nbytes, 0, 0, 0
+        total, done, checksums, sha256s, compared = checkpoint.nbytes, 0, 0, 0, 0
         problems.add_all(_problems_of_index(checkpoint))
         problems.add_all(() if source is None else _differences_of_names(checkpoint, originals))
         for tensor in checkpoint.tensors.values():
@@ -107,9 +114,10 @@ def verify(
             except CheckpointError as error:
                 problems.add(_problem(checkpoint, tensor.name, f"cannot be read: {error}"))
             checksums += tensor.xxh3_64 is not None
+            sha256s += tensor.sha256 is not None
             compared += is_alike
     name = None if source is None else source.source
-    return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, compared, done, problems.lines())
+    return VerifyResult(str(path), name, len(checkpoint.tensors), checksums, sha256s, compared, done, problems.lines())
 
 
 def _problems_of_index(checkpoint: Checkpoint) -> Iterator[str]:
@@ -163,11 +171,13 @@ def _check_tensor(
     checkpoint: Checkpoint, tensor: TensorInfo, source: Arrangement | None, problems: Problems
 ) -> Iterator[int]:
     """Check one tensor, compare it with the source's if there is one; yield the bytes of each step."""
-    hasher = xxhash.xxh3_64()
+    hasher, sha256 = xxhash.xxh3_64(), hashlib.sha256()
     memory = HostMemory(min(CHUNK_NBYTES, tensor.nbytes) if source is not None else 0)
     offset = 0
     for chunk in checkpoint.iter_chunks(tensor.name):
         hasher.update(chunk)
+        if tensor.sha256 is not None:
+            sha256.update(chunk)
         if source is not None:
             other = memory.view()[: len(chunk)]
             source.read_into(tensor.name, other, offset=offset)
@@ -179,6 +189,9 @@ def _check_tensor(
         yield len(chunk)
     if tensor.xxh3_64 is not None and tensor.xxh3_64 != hasher.hexdigest():
         found = f"checksum is {hasher.hexdigest()}, the index says {tensor.xxh3_64}"
+        problems.add(_problem(checkpoint, tensor.name, found))
+    if tensor.sha256 is not None and tensor.sha256 != sha256.hexdigest():
+        found = f"SHA-256 is {sha256.hexdigest()}, the index says {tensor.sha256}"
         problems.add(_problem(checkpoint, tensor.name, found))
     if checkpoint.format == "ftw" and not tensor.shard and not _is_padding_zero(checkpoint, tensor):
         problems.add(_problem(checkpoint, tensor.name, "padding after the tensor is not zero"))

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, cast
 
 from ftw.errors import printable
+from ftw.hub.redaction import redact, redact_queries, shown_endpoint
 
 if TYPE_CHECKING:
     from ftw.hub.ids import HubId
 
 _log = logging.getLogger("ftw")
 
+_NOT_JSON = (JSONDecodeError, UnicodeDecodeError)
 _NOT_HTTP = ("builtins", "huggingface_hub")
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-_QUERY = re.compile(r"(?<=\S)\?[^\s'\")]*")
 # Another try: huggingface_hub's own depend on its release, and all of them give up at once on some failures, any of
 # which would end a fetch of hours: a listing, an answer of 5xx, a reset in the middle, bytes that are not those listed.
 WAITS = (1, 4, 15, 60)  # seconds before the second try, the third, …
@@ -30,7 +30,7 @@ def http_errors() -> tuple[type[Exception], ...]:
 
     # The library's most general error: its others are no bases of HfHubHTTPError.
     foreign = [base for base in HfHubHTTPError.__mro__ if base.__module__.split(".")[0] not in _NOT_HTTP]
-    return (cast("type[Exception]", foreign[-1]), OfflineModeIsEnabled, JSONDecodeError)
+    return (cast("type[Exception]", foreign[-1]), OfflineModeIsEnabled, *_NOT_JSON)
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -38,7 +38,7 @@ def _is_transient(error: BaseException) -> bool:
     from huggingface_hub import constants
     from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, OfflineModeIsEnabled
 
-    if isinstance(error, (OfflineModeIsEnabled, FileMetadataError, JSONDecodeError)):
+    if isinstance(error, (OfflineModeIsEnabled, FileMetadataError, *_NOT_JSON)):
         return False
     if not isinstance(error, HfHubHTTPError):
         return isinstance(error, (*http_errors(), OSError, RuntimeError))
@@ -79,7 +79,7 @@ def refusal(hub_id: HubId, error: BaseException) -> str:
     )
 
     if isinstance(error, GatedRepoError):
-        page = f"{constants.ENDPOINT}/{hub_id.repo_id}"
+        page = f"{shown_endpoint()}/{hub_id.repo_id}"
         return f"the repository is gated; ask for access at {page}, then give a token ('hf auth login')"
     if isinstance(error, RepositoryNotFoundError):
         return "the hub has no such repository, or it is private and needs a token ('hf auth login')"
@@ -87,8 +87,8 @@ def refusal(hub_id: HubId, error: BaseException) -> str:
         return f"the repository has no revision '{hub_id.revision or constants.DEFAULT_REVISION}'"
     if isinstance(error, OfflineModeIsEnabled):
         return "the hub cannot be reached: HF_HUB_OFFLINE is set"
-    if isinstance(error, JSONDecodeError):
-        return f"{constants.ENDPOINT} does not answer as a hub does: its answer is not JSON"
+    if isinstance(error, _NOT_JSON):
+        return f"{shown_endpoint()} does not answer as a hub does: its answer is not JSON"
     if isinstance(error, HFValidationError):
         return first_line(error)
     if isinstance(error, HfHubHTTPError):
@@ -98,16 +98,16 @@ def refusal(hub_id: HubId, error: BaseException) -> str:
         return f"the hub answers with an error: {first_line(error)}{f'; it asks to wait {wait} s' if wait else ''}"
     if not isinstance(error, http_errors()):
         return f"the download failed: {first_line(error)}"
-    return f"the hub cannot be reached at {constants.ENDPOINT}: {type(error).__name__}"
+    return f"the hub cannot be reached at {shown_endpoint()}: {type(error).__name__}"
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error says, or its name if it says nothing.
 
-    The query of an address is left out: that of the CDN holds a signature, which lets anyone in.
+    What lets anyone in is left out: users and passwords in addresses, and signatures of the CDN in their queries.
     """
-    lines = str(error).strip().splitlines()
-    return printable(_QUERY.sub("", lines[0])) if lines else type(error).__name__
+    lines = redact(str(error)).strip().splitlines()
+    return printable(redact_queries(lines[0])) if lines else type(error).__name__
 
 
 def wait_to_retry(what: str, error: BaseException, tries: int, waits: tuple[int, ...] = WAITS) -> bool:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.files import is_inside
 from ftw.hub.errors import http_errors, refusal, wait_to_retry
+from ftw.hub.redaction import presentable
+from ftw.hub.session import bounded_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,7 +58,8 @@ def fetch_snapshot(repository: HubRepository, hub_id: HubId, wanted: list[str], 
         error = OSError(problem) if isinstance(found, Path) else found
         tries = 1 if len(new) < before else tries
         if not wait_to_retry(str(hub_id), error, tries):
-            raise SourceNotFoundError(f"{hub_id}: hub id: cannot be fetched: {refusal(hub_id, error)}") from error
+            problem = f"cannot be fetched: {refusal(hub_id, error)}"
+            raise SourceNotFoundError(f"{hub_id}: hub id: {problem}") from presentable(error)
         tries += 1
 
 
@@ -69,7 +72,8 @@ def _download(repository: HubRepository, wanted: list[str], unwanted: list[str])
     # RuntimeError is hf_xet's; ValueError that of a name that a second listing has and the first had not.
     repo_id, commit = repository.hub_id.repo_id, repository.commit
     try:
-        return Path(snapshot_download(repo_id, revision=commit, allow_patterns=wanted, ignore_patterns=unwanted))
+        with bounded_session():
+            return Path(snapshot_download(repo_id, revision=commit, allow_patterns=wanted, ignore_patterns=unwanted))
     except LocalEntryNotFoundError as error:  # nothing in the cache either; the hub's error is its cause
         return error.__cause__ or error
     except failures as error:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ftw.errors import CheckpointError, SourceNotFoundError
 from ftw.files import short_repr
 from ftw.hub.errors import first_line, http_errors, refusal, wait_to_retry
+from ftw.hub.redaction import presentable
+from ftw.hub.session import bounded_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -100,7 +102,7 @@ class HubFile:
             except http_errors() as failure:
                 error, final = failure, self._failure(failure)
             if error and done < len(view) and not wait_to_retry(str(self.path), error, tries, _WAITS):
-                raise final from error
+                raise final from presentable(error)
             tries += 1
 
     def _request(self, offset: int, view: memoryview) -> tuple[int, Exception | None]:
@@ -185,12 +187,13 @@ def _get(url: str, headers: dict[str, str]) -> Iterator[Any]:
     all_headers = {**utils.build_hf_headers(), **headers}
     # Its own retries differ by release, and sleep as long as the hub asks for; ours continue where an answer ended.
     options: dict[str, Any] = {"headers": all_headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT, "max_retries": 0}
-    if hasattr(utils, "http_stream_backoff"):
-        with utils.http_stream_backoff("GET", url, **options) as response:
-            yield response
-    else:  # before release 1.0, upon requests
-        with utils.http_backoff("GET", url, stream=True, **options) as response:
-            yield response
+    with bounded_session():
+        if hasattr(utils, "http_stream_backoff"):
+            with utils.http_stream_backoff("GET", url, **options) as response:
+                yield response
+        else:  # before release 1.0, upon requests
+            with utils.http_backoff("GET", url, stream=True, **options) as response:
+                yield response
 
 
 def _utils() -> Any:
@@ -199,6 +202,7 @@ def _utils() -> Any:
 
 
 def _chunks(response: Any) -> Iterator[bytes]:
+    """Return the pieces of a body; the session sees to it that nothing is decompressed."""
     chunks: Iterator[bytes]
     if hasattr(response, "iter_bytes"):
         chunks = response.iter_bytes(_CHUNK_NBYTES)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
 from ftw.files import is_count, is_name_inside, short_repr
+from ftw.hub.redaction import check_endpoint
+from ftw.hub.session import bounded_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,8 +48,15 @@ def list_repository(hub_id: HubId) -> HubRepository:
     Raises:
         HFValidationError: No repository can have such a name.
         CheckpointError: The listing names what cannot lie in a folder; names and hashes become paths of the cache.
+        SourceNotFoundError: The hub's address is none.
         Exception: Any of `ftw.hub.errors.http_errors()`.
     """
+    check_endpoint(hub_id)
+    with bounded_session():
+        return _list_repository(hub_id)
+
+
+def _list_repository(hub_id: HubId) -> HubRepository:
     from huggingface_hub import HfApi, constants
     from huggingface_hub.hf_api import RepoFile
 

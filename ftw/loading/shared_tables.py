@@ -1,11 +1,15 @@
 """Shared tables: rows that all processes of this host map, filled by the first of them.
 
-What another process has filled in is compared with the own file, by samples.
+Whose rows they are is told by the state of the files that hold them, which no stranger can give to a file of his own.
+Checksums that a checkpoint records are no such sign: its publisher writes them, and makes bytes to fit a xxh3 at will.
+What another process has filled in is compared with the own file, by samples; that finds accidents alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftw.checkpoint import Checkpoint
+    from ftw.files import WeightFile
     from ftw.host.shared import SharedSegment
     from ftw.loading.options import LoadOptions
     from ftw.loading.table_rows import TableRows
@@ -61,24 +66,40 @@ def open_shared_rows(
 
 
 def _identity(checkpoint: Checkpoint, part: TableRows, *, is_dummy: bool) -> str:
-    """Return what sets a table's content apart from others: by checksum, or by the state of the files that hold it.
+    """Return what sets a table's content apart from others: the state of the files that hold it, and the place in them.
 
-    A table may have any number of tensors, and an identity is short, so that it has but a digest of them.
+    A table may have any number of tensors, and an identity is short, so that it has but a digest of them: one that
+    nobody can make two lists for, since names and shapes are a stranger's choice.
     """
+    files: dict[int, list[int]] = {}
     tensors = []
     for tensor in part.tensors:
         entry: dict[str, Any] = {"dtype": tensor.dtype, "shape": tensor.shape, "ggml_type": part.as_one.ggml_type}
-        if not is_dummy and tensor.xxh3_64:
-            entry["xxh3_64"] = tensor.xxh3_64
-        elif not is_dummy:
-            entry["files"] = [
-                [*checkpoint.files[extent.file].identity, extent.offset, extent.nbytes]
-                for extent in checkpoint.extents(tensor.name)
-            ]
-        tensors.append(entry)
-    digest = xxhash.xxh3_128_hexdigest(json.dumps(tensors).encode())
+        extents = () if is_dummy else checkpoint.extents(tensor.name)
+        for extent in extents:
+            if extent.file not in files:
+                files[extent.file] = _state_of(checkpoint.files[extent.file])
+        tensors.append({**entry, "extents": extents})
+    digest = hashlib.sha256(json.dumps([sorted(files.items()), tensors]).encode()).hexdigest()
     kind = {"dtype": part.as_one.dtype, "shape": part.as_one.shape}
     return json.dumps({"table": part.table.name, **kind, "is_dummy": is_dummy, "tensors": digest})
+
+
+def _state_of(file: WeightFile) -> list[int]:
+    """Return the state of a file: what readers compare, and the time of its last change of any kind.
+
+    That time tells a file that was rewritten in place, or that has the number of one that was deleted, from what was
+    there: anyone can set the time of the last writing of a file of his own, but nobody sets this one. Readers do not
+    compare it, since another mode, name or link changes it too: here that costs no more than a second segment.
+
+    Raises:
+        CheckpointError: The file is another one than was opened.
+    """
+    status, seen = os.stat(file.path), file.identity
+    found = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    if found != (seen.device, seen.inode, seen.nbytes, seen.mtime_ns):
+        raise CheckpointError(file.path, "file", "changed while it was being read")
+    return [*found, status.st_ctime_ns]
 
 
 def _check_sums(checkpoint: Checkpoint, part: TableRows, view: memoryview) -> None:

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 _SHARD_NBYTES = 2048  # with its open file, or the error about it
 _VALUE_NBYTES = 26  # of each character of a value, where they are "[],[],"
 _MAX_NUMBER = (1 << 63) - 1
-_CHECKSUM = re.compile(r"[0-9a-f]{16}")
+_DIGITS = {"xxh3_64": 16, "sha256": 64}  # of checksums
+_CHECKSUM = re.compile(r"[0-9a-f]*")
 _MAX_TYPE = 64  # characters of a GGUF type's name
-_TEXTS = ("role", "placement", "ggml_type", "xxh3_64")
+_TEXTS = ("role", "placement", "ggml_type", *_DIGITS)
 
 
 class ShardEntry(NamedTuple):
@@ -104,7 +105,7 @@ class _Index:
 
     def _add_tensor(self, number: int, entry: dict[str, Any]) -> None:
         tensor = self._parse_tensor(number, entry)
-        texts = (tensor.name, tensor.role, tensor.placement, tensor.ggml_type, tensor.xxh3_64)
+        texts = (tensor.name, *(getattr(tensor, key) for key in _TEXTS))
         taken = TENSOR_NBYTES + sum(getsizeof(text) for text in texts if text is not None)
         self.budget.take(taken, self._path, "tensors")
         self.tensors.append(tensor)
@@ -190,9 +191,11 @@ class _Index:
         for key, value in texts.items():
             if value is not None and not isinstance(value, str):
                 raise self._error(name, f"{key} is {short_repr(value)}, a string is needed")
-        checksum, ggml_type = texts["xxh3_64"], texts["ggml_type"]
-        if checksum is not None and not _CHECKSUM.fullmatch(checksum):
-            raise self._error(name, f"xxh3_64 is {short_repr(checksum)}, 16 hexadecimal digits are needed")
+        for key, digits in _DIGITS.items():
+            found = texts[key]
+            if found is not None and not (len(found) == digits and _CHECKSUM.fullmatch(found)):
+                raise self._error(name, f"{key} is {short_repr(found)}, {digits} hexadecimal digits are needed")
+        ggml_type = texts["ggml_type"]
         if ggml_type is not None and not (ggml_type.isprintable() and len(ggml_type) <= _MAX_TYPE):
             raise self._error(name, f"ggml_type is {short_repr(ggml_type)}, the name of a GGUF type is needed")
         return TensorInfo(

@@ -23,6 +23,7 @@ import ftw
 from ftw.conversion import staging
 from ftw.conversion.staging import StagingFolder
 from ftw.conversion.writing import writer
+from ftw.conversion.writing.checksums import Checksums, TensorHasher
 from ftw.errors import OutputError
 from ftw.host import OpenFolder, file_lock
 
@@ -121,6 +122,36 @@ def test_resume_gives_the_same_bytes(source: Path, target: Path, whole: dict[str
     assert seen[-1] == kept_nbytes(whole, 99)
     first = target / "freetoken-00000.ftw"
     assert first.stat().st_mtime_ns == mtimes[first.name]  # it was complete, and has not been written again
+
+
+def test_resume_records_the_sha256s_of_what_it_keeps(source: Path, target: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "whole", sha256=True)
+    interrupt(source, target, sha256=True)
+    result = convert(source, target, resume=True, sha256=True)
+    assert result.resumed_nbytes > 0
+    assert_whole(target, tree(tmp_path / "whole"))
+    assert convert(source, target, resume=True, sha256=True).was_complete
+    with pytest.raises(OutputError):
+        convert(source, target, resume=True)  # is another output
+
+
+def test_resume_keeps_no_tensor_whose_sha256_is_not_that_of_the_source(
+    source: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As bytes would be that were made to fit the checksum."""
+    convert(source, tmp_path / "one", sha256=True)
+    convert(tmp_path / "one", tmp_path / "whole")
+    left = interrupt(tmp_path / "one", target)
+    flip_byte(left)
+    real = TensorHasher.end
+
+    def end(hasher: TensorHasher, tensor: ftw.TensorInfo) -> Checksums:
+        return real(hasher, tensor)._replace(xxh3_64=str(tensor.xxh3_64))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TensorHasher, "end", end)
+        convert(tmp_path / "one", target, resume=True)
+    assert_whole(target, tree(tmp_path / "whole"))
 
 
 def test_resume_begins_if_nothing_was_left(source: Path, target: Path, whole: dict[str, bytes]) -> None:
@@ -246,9 +277,10 @@ def test_resume_of_zeros_whose_shard_is_short(source: Path, target: Path, whole:
         lambda source, options: write_bytes(source / "model.safetensors", -9),
         lambda source, options: options.update(shard_limit=64 * KIB),
         lambda source, options: options.update(embed="gpu"),
+        lambda source, options: options.update(sha256=True),
         lambda source, options: (source / "merges.txt").write_text("more"),
     ],
-    ids=["time", "content", "shard_size", "embed", "metadata"],
+    ids=["time", "content", "shard_size", "embed", "sha256", "metadata"],
 )
 def test_resume_of_another_conversion_is_refused_and_loses_nothing(
     source: Path, target: Path, whole: dict[str, bytes], change: Callable[[Path, dict[str, object]], object]

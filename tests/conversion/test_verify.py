@@ -1,5 +1,6 @@
 """Verification: one changed byte, wherever it is, is found and named."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def test_verify_finds_nothing_wrong_with_a_conversion(converted, source):
         "against": str(source),
         "num_tensors": 5,
         "num_checksums": 5,
+        "num_sha256": 0,
         "num_compared": 5,
         "nbytes": BIG + 2 * 1024 + 128 + 16,
         "ok": True,
@@ -237,3 +239,80 @@ def test_verify_of_an_index_that_is_broken_itself_raises(converted):
     (converted / INDEX).write_text("{}")
     with pytest.raises(CheckpointError, match=r"freetoken_weight\.json"):
         ftw.verify(converted)
+
+
+# SHA-256
+
+# The secret that xxh3 mixes into the first 8 bytes of the stripes 0 and 1 of a block of 1024: where a lane's low half
+# equals it, the product is 0, and the high halves of the two stripes count by their sum alone.
+FORGED = {0: (0x396CFEB8, 1), 64: (0x2C81017C, 2)}
+
+
+def forged(*, swapped: bool) -> torch.Tensor:
+    """Return one of two tensors of different bytes and the same xxh3."""
+    tensor = torch.zeros(4096, dtype=torch.uint8)
+    for place, (low, high) in FORGED.items():
+        value = (3 - high if swapped else high) << 32 | low
+        tensor[place : place + 8] = torch.tensor(list(value.to_bytes(8, "little")), dtype=torch.uint8)
+    return tensor
+
+
+@pytest.fixture
+def trusted(tmp_path) -> Path:
+    return write_checkpoint(tmp_path / "trusted", {"a": forged(swapped=False)}, llama_config())
+
+
+def put_forged_bytes(folder: Path) -> None:
+    (folder / "freetoken-00000.ftw").write_bytes(forged(swapped=True).numpy().tobytes())
+
+
+def test_verify_finds_bytes_that_were_made_to_fit_the_checksum_by_their_sha256(trusted, tmp_path, capsys):
+    ftw.convert(trusted, tmp_path / "plain")
+    ftw.convert(trusted, tmp_path / "out", sha256=True)
+    for folder in (tmp_path / "plain", tmp_path / "out"):
+        put_forged_bytes(folder)
+    assert ftw.verify(tmp_path / "plain").is_ok  # which is what a checksum of this kind is worth
+    result = ftw.verify(tmp_path / "out")
+    recorded = entry_of(tmp_path / "out", "a")["sha256"]
+    found = hashlib.sha256(forged(swapped=True).numpy().tobytes()).hexdigest()
+    assert result.problems == (f"{tmp_path / 'out'}: a: SHA-256 is {found}, the index says {recorded}",)
+    assert (result.num_checksums, result.num_sha256) == (1, 1)
+    assert main(["verify", str(tmp_path / "out"), "--progress", "none"]) == 1
+    assert "SHA-256 is" in capsys.readouterr().err
+
+
+def test_verify_tells_how_many_sha256s_there_are(source, tmp_path, capsys):
+    assert main(["convert", str(source), str(tmp_path / "out"), "--sha256"]) == 0
+    assert main(["verify", str(tmp_path / "out"), "--against", str(source)]) == 0
+    assert ", 5 checksums, 5 SHA-256, 5 equal to those of" in capsys.readouterr().out
+    assert main(["verify", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_sha256"] == 5
+
+
+def test_convert_records_the_sha256_of_each_tensor_only_where_asked(source, converted, tmp_path):
+    ftw.convert(source, tmp_path / "more", embed="host", shard_limit=8 << 20, sha256=True)
+    plain, more = (json.loads((folder / INDEX).read_text()) for folder in (converted, tmp_path / "more"))
+    with ftw.open_checkpoint(source) as checkpoint:
+        for entry in more["tensors"]:
+            content = b"".join(bytes(chunk) for chunk in checkpoint.iter_chunks(entry["name"]))
+            assert entry.pop("sha256") == hashlib.sha256(content).hexdigest()
+    assert more == plain
+    with ftw.open_checkpoint(tmp_path / "more") as checkpoint:
+        assert {len(tensor.sha256 or "") for tensor in checkpoint.tensors.values()} == {64}
+
+
+def test_sha256s_of_a_source_are_checked_and_kept(source, tmp_path):
+    ftw.convert(source, tmp_path / "one", sha256=True)
+    ftw.convert(tmp_path / "one", tmp_path / "two", shard_limit=8 << 20)
+    wanted = {entry["name"]: entry["sha256"] for entry in json.loads((tmp_path / "one" / INDEX).read_text())["tensors"]}
+    found = {entry["name"]: entry["sha256"] for entry in json.loads((tmp_path / "two" / INDEX).read_text())["tensors"]}
+    assert wanted == found
+    assert len(wanted) == 5
+
+
+def test_source_whose_bytes_were_made_to_fit_the_checksum_gets_no_new_sha256(trusted, tmp_path):
+    ftw.convert(trusted, tmp_path / "one", sha256=True)
+    put_forged_bytes(tmp_path / "one")
+    with pytest.raises(CheckpointError, match=r"one: a: SHA-256 of what was read is [0-9a-f]{64}, its index says"):
+        ftw.convert(tmp_path / "one", tmp_path / "two")
+    assert not (tmp_path / "two").exists()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from leaks import holdings
+from other_user import OTHER_UID, needs_other_user, run_as_other
 from segment_worker import (
     IDENTITY,
     NBYTES,
@@ -306,10 +307,16 @@ FOREIGN = {
 @pytest.mark.parametrize("case", FOREIGN, ids=str)
 def test_segment_refuses_a_file_that_holds_something_else(folder, case):
     data, message = FOREIGN[case]
-    path = segment_path(folder)
-    path.write_bytes(data)
+    path = write_segment(folder, data)
     check_refused(folder, message)
     assert path.read_bytes() == data
+
+
+def write_segment(folder: Path, data: bytes) -> Path:
+    path = segment_path(folder)
+    path.write_bytes(data)
+    path.chmod(0o600)
+    return path
 
 
 def check_refused(folder: Path, message: str) -> None:
@@ -344,6 +351,66 @@ def test_segment_refuses_a_file_of_another_user(folder, monkeypatch):
         segment.path.rename(segment_path(folder))
         check_refused(folder, f"belongs to user {owner}, only a file of user {owner + 1} is trusted; .*share=None")
         segment_path(folder).rename(segment.path)
+
+
+COMPLETE = TABLE + header_of().ljust(PAGE_NBYTES, b"\0")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o666, 0o660, 0o700, 0o4600], ids=oct)
+def test_segment_that_others_may_open_is_refused(folder, mode):
+    write_segment(folder, COMPLETE).chmod(mode)
+    check_refused(folder, f"has mode {mode:o}, only a file of mode 600 is trusted; remove it")
+
+
+def test_segment_with_a_second_name_is_refused(folder):
+    os.link(write_segment(folder, COMPLETE), folder / "second")
+    check_refused(folder, "has 2 names, only a file of one name is trusted; remove it")
+
+
+def test_process_whose_user_stands_for_all_others_shares_nothing(folder, monkeypatch):
+    """As root of no container of its own sees them: the kernel shows the users of the host by one number."""
+    overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    monkeypatch.setattr(os, "geteuid", lambda: overflow)
+    left = folder / f"ftw-{overflow}-{0:032x}"
+    left.write_bytes(b"")
+    left.chmod(0o600)
+    check_refused(folder, f"runs as user {overflow}, which stands for all users that have no number here, so nobody's")
+    assert left.exists()
+
+
+def test_overflow_id_is_known_where_the_system_does_not_tell_it(folder, monkeypatch):
+    monkeypatch.setattr(segment_layout, "_OVERFLOW_UID", str(folder / "absent"))
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    check_refused(folder, "this process runs as user 65534,")
+
+
+def test_segment_whose_name_is_removed_while_somebody_opens_it_is_made_anew(folder, monkeypatch):
+    """It has no name then, which is no reason for distrust."""
+    real = os.open
+
+    def open_and_remove(path, *args, **options):
+        descriptor = real(path, *args, **options)
+        if path == segment_path(folder):
+            monkeypatch.setattr(os, "open", real)
+            path.unlink()
+        return descriptor
+
+    write_segment(folder, COMPLETE)
+    monkeypatch.setattr(os, "open", open_and_remove)
+    with using(folder) as segment:
+        assert bytes(segment.view()) == content(IDENTITY, NBYTES)
+
+
+@needs_other_user
+def test_segment_that_another_user_planted_under_the_name_is_refused(folder):
+    folder.chmod(0o1777)
+    run_as_other(
+        "import os; from pathlib import Path; path = Path(sys.argv[1]); path.write_bytes(bytes.fromhex(sys.argv[2]));"
+        "path.chmod(0o600)",
+        str(segment_path(folder)),
+        COMPLETE.hex(),
+    )
+    check_refused(folder, f"belongs to user {OTHER_UID}, only a file of user {os.geteuid()} is trusted")
 
 
 def test_segment_refuses_a_folder_on_a_disk(tmp_path, monkeypatch):

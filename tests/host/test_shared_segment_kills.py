@@ -185,6 +185,23 @@ def test_sweep_spares_what_is_in_use_and_foreign_names(folder, start):
     assert list(folder.iterdir()) == [foreign]
 
 
+@pytest.mark.parametrize("kind", ["mode", "names"])
+def test_sweep_spares_what_is_not_trusted(folder, kind):
+    left = folder / f"ftw-{os.geteuid()}-{0:032x}"
+    left.write_bytes(b"")
+    left.chmod(0o600)
+    if kind == "mode":
+        left.chmod(0o666)
+    else:
+        os.link(left, folder / "second")
+    with contextlib.closing(open_segment(IDENTITY, NBYTES, lambda view: None, name="table", folder=folder)):
+        assert left.exists()
+    left.chmod(0o600)
+    (folder / "second").unlink(missing_ok=True)
+    with contextlib.closing(open_segment(IDENTITY, NBYTES, lambda view: None, name="table", folder=folder)):
+        assert not left.exists()
+
+
 def test_who_attaches_starts_another_reaper_for_a_killed_one(folder, start):
     first = start()
     first.line("waits")

@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+import xxhash
 from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
 from fake_driver import FakeDriver
 from gguf import GGMLQuantizationType, GGUFValueType
@@ -27,7 +29,7 @@ import ftw
 from ftw.files import parallel_read as bulk_read
 from ftw.host.limits import HostLimits
 from ftw.host.shared import segment as shared_segment
-from ftw.loading import device_copy, loader, shared_tables
+from ftw.loading import device_copy, host_tables, loader, shared_tables
 from ftw.memory import MemorySnapshot
 from ftw.pinned import budget, buffer, memory_report
 from ftw.pinned import driver as gpu_driver
@@ -245,30 +247,106 @@ def test_dummy_table_is_not_shared_with_a_real_one(source: Path, folder: Path) -
         assert not equal_bits(one.embedding.table, other.embedding.table)
 
 
-def test_copies_with_checksums_share_and_others_do_not(source: Path, tmp_path: Path, folder: Path) -> None:
-    for name in ("one", "other"):
-        ftw.convert(source, tmp_path / name, embed="host")
-    with (
-        ftw.load(tmp_path / "one", embed="host", device="cpu", share="node"),
-        ftw.load(tmp_path / "other", embed="host", device="cpu", share="node"),
-    ):
+SHARED: dict[str, Any] = {"embed": "host", "device": "cpu", "share": "node"}
+
+
+def test_same_ftw_is_shared_and_its_copy_is_not(source: Path, tmp_path: Path, folder: Path) -> None:
+    ftw.convert(source, tmp_path / "one", embed="host")
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    (tmp_path / "link").symlink_to("one")
+    with ftw.load(tmp_path / "one", **SHARED), ftw.load(tmp_path / "link", **SHARED):
         assert len(list(folder.iterdir())) == 1
-        with ftw.load(source, embed="host", device="cpu", share="node"):
+        with ftw.load(tmp_path / "copy", **SHARED):
             assert len(list(folder.iterdir())) == 2
 
 
-def test_file_that_was_rewritten_under_its_old_time_is_refused(source: Path, folder: Path) -> None:
-    path = source / "model.safetensors"
+# The secret that xxh3 mixes into the first 8 bytes of the stripes 0 and 1 of a block of 1024: where a lane's low half
+# equals it, the product is 0, and the high halves of the two stripes count by their sum alone.
+FORGED = {0: (0x396CFEB8, 1), 64: (0x2C81017C, 2)}
+
+
+def forge(folder: Path, *, swapped: bool) -> Path:
+    """Write an FTW whose table has one of two contents in a place that no sample lies in; their checksums are one."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(4096, 1024, generator=generator).bfloat16() for name in (TABLE, "lm_head.weight")}
+    block = memoryview(tensors[TABLE].view(torch.uint8).numpy().reshape(-1))[300 * 1024 :]
+    for place, (low, high) in FORGED.items():
+        block[place : place + 8] = ((3 - high if swapped else high) << 32 | low).to_bytes(8, "little")
+    config = llama_config(vocab_size=4096, hidden_size=1024)
+    ftw.convert(write_checkpoint(folder / "source", tensors, config), folder / "ftw", embed="host")
+    return folder / "ftw"
+
+
+def test_table_of_a_strangers_ftw_with_the_same_checksum_is_not_taken(tmp_path: Path, folder: Path) -> None:
+    trusted, strangers = forge(tmp_path / "a", swapped=False), forge(tmp_path / "b", swapped=True)
+    sums = [
+        {
+            entry["name"]: entry["xxh3_64"]
+            for entry in json.loads((path / "freetoken_weight.json").read_text())["tensors"]
+        }
+        for path in (trusted, strangers)
+    ]
+    assert sums[0] == sums[1]
+    with (
+        ftw.load(trusted, embed="host", device="cpu") as alone,
+        ftw.load(strangers, **SHARED) as first,
+        ftw.load(trusted, **SHARED) as second,
+    ):
+        assert equal_bits(second.embedding.table, alone.embedding.table)
+        assert not equal_bits(second.embedding.table, first.embedding.table)
+        assert len(list(folder.iterdir())) == 2
+
+
+def test_names_and_shapes_are_told_by_a_digest_that_cannot_be_forged(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What xxhash makes of an identity, and of the name of its segment, may be the same for all."""
+    second = large_checkpoint(source.parent / "second", seed=1)
+    monkeypatch.setattr(xxhash, "xxh3_128_hexdigest", lambda content: "0" * 32)
+    with ftw.load(source, **SHARED) as one, ftw.load(second, **SHARED) as other:
+        assert len(list(folder.iterdir())) == 2
+        assert not equal_bits(one.embedding.table, other.embedding.table)
+
+
+def rewrite(path: Path) -> None:
+    """Write zeros over a part of a file's tensors, in place and under its old time."""
     status = path.stat()
-    with ftw.load(source, embed="host", device="cpu", share="node"):
-        content = bytearray(path.read_bytes())
-        content[-8 << 20 :] = bytes(8 << 20)  # the table is the last tensor, or the head is; both are zeros now
-        content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
-        with path.open("r+b") as file:
-            file.write(content)
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    content = bytearray(path.read_bytes())
+    content[-8 << 20 :] = bytes(8 << 20)  # the table is the last tensor, or the head is; both are zeros now
+    content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_file_that_was_rewritten_under_its_old_time_is_another_table(source: Path, folder: Path) -> None:
+    with ftw.load(source, **SHARED) as before:
+        rewrite(source / "model.safetensors")
+        with ftw.load(source, **SHARED) as after, ftw.load(source, embed="host", device="cpu") as alone:
+            assert equal_bits(after.embedding.table, alone.embedding.table)
+            assert not equal_bits(after.embedding.table, before.embedding.table)
+
+
+def test_file_that_changes_between_its_opening_and_the_search_for_its_table_is_refused(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shared_tables.open_shared_rows
+
+    def change_and_open(*arguments: Any) -> Any:
+        os.utime(source / "model.safetensors", ns=(0, 0))
+        return real(*arguments)
+
+    monkeypatch.setattr(host_tables, "open_shared_rows", change_and_open)
+    with pytest.raises(ftw.CheckpointError, match=r"model\.safetensors: file: changed while it was being read"):
+        ftw.load(source, **SHARED)
+
+
+def test_samples_are_compared_with_the_own_file(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_tables, "_state_of", lambda file: list(file.identity))  # a system without the other time
+    with ftw.load(source, **SHARED):
+        rewrite(source / "model.safetensors")
         with pytest.raises(ftw.SharedMemoryError, match=f"{TABLE}: shared memory of this host holds other bytes"):
-            ftw.load(source, embed="host", device="cpu", share="node")
+            ftw.load(source, **SHARED)
 
 
 def test_wrong_checksum_is_found_before_others_take_the_table(tmp_path: Path, folder: Path) -> None:

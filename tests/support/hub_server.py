@@ -9,6 +9,7 @@ Each of these can be made to fail, once, a few times or always: `HubServer.fail`
 """
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -230,6 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Return the commit and the files that are asked for; None where they were refused."""
         repository = self.hub.repositories.get(repo_id)
         authorization = self.headers.get("Authorization")
+        if authorization and authorization.startswith("Basic "):  # of an address with a user
+            authorization = None
         if authorization not in (None, f"Bearer {TOKEN}"):
             self._send(401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b"")
         elif repository is None or (repository.access == "private" and not authorization):
@@ -340,6 +343,32 @@ def silence(handler: _Handler) -> None:
     """Never answer."""
     handler.hub.closing.wait(600)
     handler.close_connection = True
+
+
+def flood(code: int, nbytes: int, sent: list[int], **headers: str) -> Callable[[_Handler], None]:
+    """Answer with a status and a long body, as much of it as the client takes; note how many bytes that were."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    piece = bytes(1 << 20)
+
+    def answer(handler: _Handler) -> None:
+        handler.max_body_nbytes = 0
+        handler.close_connection = True
+        handler._send(code, {"Content-Length": str(nbytes), **named}, b"")
+        handler.connection.settimeout(20)
+        sent.append(0)
+        with contextlib.suppress(OSError):  # the client has closed the connection
+            while sent[-1] < nbytes:
+                handler.wfile.write(piece)
+                sent[-1] += len(piece)
+
+    return answer
+
+
+def compressed(content: bytes) -> Callable[[_Handler], None]:
+    """Answer with a compressed body, whatever was asked for."""
+    body = gzip.compress(content)
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    return lambda handler: handler._send(200, headers, body)
 
 
 def whole(handler: _Handler) -> None:

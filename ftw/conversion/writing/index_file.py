@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from ftw.conversion.writing.checksums import Checksums
 from ftw.dtypes import DTYPES
 from ftw.readers import ALIGNMENT, FORMAT_NAME, VERSION
 
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
     from ftw.conversion.writing.shard_plan import ShardPlan
     from ftw.tensors import TensorInfo
 
-_NO_CHECKSUM = "0" * 16
+_NO_CHECKSUMS = Checksums("0" * 16, "0" * 64)
 
 
-def iter_index(shard_plan: ShardPlan, checksums: Sequence[str], extra: Mapping[str, Any]) -> Iterator[bytes]:
+def iter_index(shard_plan: ShardPlan, checksums: Sequence[Checksums], extra: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield the index piece by piece: built whole, that of 100,000 tensors would take 100 MB.
 
     Args:
@@ -35,7 +36,8 @@ def iter_index(shard_plan: ShardPlan, checksums: Sequence[str], extra: Mapping[s
     }
     yield json.dumps(head)[:-1].encode() + b', "tensors": ['
     for number, (tensor, checksum) in enumerate(zip(shard_plan.tensors, checksums, strict=True)):
-        entry = json.dumps(_tensor_entry(tensor, checksum))
+        sha256 = checksum.sha256 if shard_plan.wants_sha256(tensor) else None
+        entry = json.dumps(_tensor_entry(tensor, Checksums(checksum.xxh3_64, sha256)))
         yield (f",\n{entry}" if number else f"\n{entry}").encode()
     shards = [{"file": shard.name, "global_off": shard.offset, "nbytes": shard.nbytes} for shard in shard_plan.shards]
     yield f'],\n"shards": {json.dumps(shards)}}}\n'.encode()
@@ -43,16 +45,16 @@ def iter_index(shard_plan: ShardPlan, checksums: Sequence[str], extra: Mapping[s
 
 def iter_index_without_checksums(shard_plan: ShardPlan, extra: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield an index of the same length before the first tensor has been read."""
-    return iter_index(shard_plan, [_NO_CHECKSUM] * len(shard_plan.tensors), extra)
+    return iter_index(shard_plan, [_NO_CHECKSUMS] * len(shard_plan.tensors), extra)
 
 
-def _tensor_entry(tensor: TensorInfo, checksum: str) -> dict[str, Any]:
+def _tensor_entry(tensor: TensorInfo, checksums: Checksums) -> dict[str, Any]:
     optional = {
         "ggml_type": tensor.ggml_type,
         "logical_shape": tensor.logical_shape,
         "role": tensor.role,
         "placement": tensor.placement,
-        "xxh3_64": checksum,
+        **checksums._asdict(),
     }
     return {
         "name": tensor.name,

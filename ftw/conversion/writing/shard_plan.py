@@ -54,11 +54,15 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Where everything goes: tensors with their offsets in the region, and the shards that cut it."""
+    """Where everything goes: tensors with their offsets in the region, and the shards that cut it.
+
+    With `has_sha256` the index gets the SHA-256 of each tensor, otherwise of those alone whose source records it.
+    """
 
     tensors: tuple[TensorInfo, ...]
     shards: tuple[Shard, ...]
     shard_limit: int
+    has_sha256: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -70,6 +74,10 @@ class ShardPlan:
         """Bytes of all tensors, padding left out."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
+    def wants_sha256(self, tensor: TensorInfo) -> bool:
+        """Tell whether the index gets a tensor's SHA-256."""
+        return self.has_sha256 or tensor.sha256 is not None
+
     def start_of(self, number: int) -> int:
         """Return where a tensor begins in the region; of the number after the last, where the region ends."""
         return self.tensors[number].offset if number < len(self.tensors) else self.total_bytes
@@ -79,7 +87,9 @@ class ShardPlan:
         return sum(tensor.nbytes for tensor in self.tensors[:number])
 
 
-def plan_shards(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_LIMIT) -> ShardPlan:
+def plan_shards(
+    tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_LIMIT, *, has_sha256: bool = False
+) -> ShardPlan:
     """Place tensors one after another, each at a multiple of 4096.
 
     A tensor that fits into a shard is never split: if it does not fit into the rest of the current one, that shard
@@ -88,6 +98,7 @@ def plan_shards(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_
     Args:
         tensors: In the order in which they are to lie.
         shard_limit: The most bytes of one shard, a multiple of 4096.
+        has_sha256: Record the SHA-256 of each tensor.
     """
     placed: list[TensorInfo] = []
     lengths: list[int] = [0]
@@ -109,7 +120,7 @@ def plan_shards(tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_
     for number, nbytes in enumerate(lengths if offset else ()):
         shards.append(Shard(SHARD_NAME.format(number), start, nbytes))
         start += nbytes
-    return ShardPlan(tuple(placed), tuple(shards), shard_limit)
+    return ShardPlan(tuple(placed), tuple(shards), shard_limit, has_sha256)
 
 
 def iter_write_chunks(shard_plan: ShardPlan, chunk_nbytes: int, first: int = 0) -> Iterator[Chunk]:

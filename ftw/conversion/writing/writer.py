@@ -12,8 +12,7 @@ import ctypes
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
+from ftw.conversion.writing.checksums import TensorHasher
 from ftw.conversion.writing.chunk_reader import buffer_nbytes
 from ftw.conversion.writing.index_file import iter_index
 from ftw.conversion.writing.shard_files import ShardFiles
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
+    from ftw.conversion.writing.checksums import Checksums
     from ftw.conversion.writing.shard_plan import Chunk, ChunkPart, ShardPlan
     from ftw.host import OpenFolder
-    from ftw.tensors import TensorInfo
 
     ReadChunk = Callable[[Chunk, memoryview], Sequence[int]]
 
@@ -51,8 +50,8 @@ class FtwWriter:
         shard_plan: ShardPlan,
         *,
         source: str = "source",
-        checksums: Sequence[str] = (),
-        record: Callable[[Sequence[str]], None] | None = None,
+        checksums: Sequence[Checksums] = (),
+        record: Callable[[Sequence[Checksums]], None] | None = None,
     ) -> None:
         """Make a writer.
 
@@ -101,7 +100,7 @@ class FtwWriter:
             CheckpointError: A tensor of the plan has a checksum, and what was read has another.
             OSError: The disk is full or fails; it names the shard.
         """
-        hasher = xxhash.xxh3_64()
+        hasher = TensorHasher(self._shard_plan)
         reading: deque[tuple[Chunk, int, Future[Sequence[int]]]] = deque()
 
         def pass_on() -> None:
@@ -133,32 +132,29 @@ class FtwWriter:
         self._wait(buffer)
         return read(chunk, self._buffers[buffer].view())
 
-    def _finish_parts(self, chunk: Chunk, view: memoryview, places: Sequence[int], hasher: xxhash.xxh3_64) -> list[str]:
+    def _finish_parts(
+        self, chunk: Chunk, view: memoryview, places: Sequence[int], hasher: TensorHasher
+    ) -> list[Checksums]:
         """Move parts to their places, take checksums, pad the tensors that end; return the checksums of those."""
-        ended: list[str] = []
+        ended: list[Checksums] = []
         for part, place in zip(chunk.parts, places, strict=True):
             _move_and_hash(part, view, place, hasher)
             if part.is_last:
-                self._check(part.tensor, hasher.hexdigest())
-                ended.append(hasher.hexdigest())
-                hasher.reset()
+                ended.append(hasher.end(part.tensor))
+                problem = ended[-1].find_difference(part.tensor)
+                if problem:  # a new checksum would hide what is wrong
+                    raise CheckpointError(self._source, part.tensor.name, problem)
                 end = part.start + part.nbytes
                 padded = align_up(end, ALIGNMENT)
                 view[end:padded] = bytes(padded - end)
         return ended
-
-    def _check(self, tensor: TensorInfo, checksum: str) -> None:
-        """Compare a tensor's checksum with the one that its source has: a new one would hide what is wrong."""
-        if tensor.xxh3_64 not in (None, checksum):
-            problem = f"checksum of what was read is {checksum}, its index says {tensor.xxh3_64}"
-            raise CheckpointError(self._source, tensor.name, problem)
 
     def _wait(self, buffer: int) -> None:
         write, self._writes[buffer] = self._writes[buffer], None
         if write is not None:
             write.result()
 
-    def _write(self, chunk: Chunk, view: memoryview, ended: list[str]) -> None:
+    def _write(self, chunk: Chunk, view: memoryview, ended: list[Checksums]) -> None:
         if self._has_failed:  # `record` would leave a gap
             return
         try:
@@ -170,14 +166,14 @@ class FtwWriter:
             raise
 
 
-def _move_and_hash(part: ChunkPart, view: memoryview, place: int, hasher: xxhash.xxh3_64) -> None:
+def _move_and_hash(part: ChunkPart, view: memoryview, place: int, hasher: TensorHasher) -> None:
     """Move a part from `place`, which lies behind its start, to there, and take its bytes into the checksum."""
     end = part.start + part.nbytes
     if place == part.start:
-        hasher.update(view[place:end])
+        hasher.update(part.tensor, view[place:end])
         return
     address, shift = address_of(view), place - part.start
     for start in range(part.start, end, _STEP_NBYTES):
         step = view[start : min(start + _STEP_NBYTES, end)]
         ctypes.memmove(address + start, address + start + shift, len(step))  # without Python's lock, unlike a slice
-        hasher.update(step)
+        hasher.update(part.tensor, step)

@@ -19,7 +19,6 @@ import errno
 import logging
 import os
 import re
-import stat
 from typing import TYPE_CHECKING
 
 from ftw.errors import SharedMemoryError, printable
@@ -29,6 +28,8 @@ from ftw.host.shared.header import (
     check_free_space,
     check_header,
     check_kind,
+    check_user,
+    find_distrust,
     is_ready,
     mark_ready,
     name_prefix,
@@ -97,11 +98,12 @@ def open_segment_file(spec: SegmentSpec) -> SegmentFile:
 
     Raises:
         SharedMemoryError: The system has no such memory, the folder is not a tmpfs or is full, or another file or table
-            lies under the name.
+            lies under the name; or this process has no user of its own.
     """
     if not file_lock.HAS_BYTE_LOCKS:
         needed = "one table for all processes of a host (share='node') needs Linux, its locks on bytes of a file"
         raise SharedMemoryError(f"{printable(spec.name)}: shared memory: {needed} and /dev/shm; {DO_NOT_SHARE}")
+    check_user(spec)
     try:
         folder = os.open(spec.folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -195,9 +197,7 @@ def _sweep(spec: SegmentSpec) -> None:
 def _remove_unused(path: Path) -> None:
     descriptor = _open(path)
     try:
-        status = os.fstat(descriptor)
-        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-        if is_own and file_lock.try_lock_exclusive(descriptor, _USERS):
+        if not find_distrust(os.fstat(descriptor)) and file_lock.try_lock_exclusive(descriptor, _USERS):
             _unlink(descriptor, path)
     finally:
         os.close(descriptor)

@@ -9,13 +9,12 @@ it is ready; it is written last.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import xxhash
 
 from ftw.errors import SharedMemoryError, printable
 from ftw.host.memory import PAGE_NBYTES
@@ -31,8 +30,11 @@ _FILLING, _READY = 0, 1
 _HEADER = struct.Struct("=8sIIQI")
 _MAX_HEADER_NBYTES = 4096
 _MAX_IDENTITY_NBYTES = _MAX_HEADER_NBYTES - _HEADER.size
+_NAME_DIGITS = 32  # of SHA-256; the header has the whole identity
 _STATE = struct.Struct("=I")
 _STATE_OFFSET = 12  # in the header
+_OVERFLOW_UID, _USUAL_OVERFLOW_UID = "/proc/sys/kernel/overflowuid", 65534
+_MODE = 0o600
 DO_NOT_SHARE = "load with share=None"  # what always helps
 
 
@@ -55,7 +57,7 @@ class SegmentSpec:
     @property
     def path(self) -> Path:
         """The name that all processes of this user find the segment under."""
-        return self.folder / f"{name_prefix()}{xxhash.xxh3_128_hexdigest(self.identity.encode())}"
+        return self.folder / f"{name_prefix()}{hashlib.sha256(self.identity.encode()).hexdigest()[:_NAME_DIGITS]}"
 
     @property
     def table_nbytes(self) -> int:
@@ -85,20 +87,57 @@ def name_prefix() -> str:
     return f"ftw-{os.geteuid()}-"
 
 
+def check_user(spec: SegmentSpec) -> None:
+    """Check that files of this process's user can be told from those of others.
+
+    The kernel shows one number, the overflow id, for all users that a container has no number for. A process that runs
+    under that number would take the files of all of them for its own.
+
+    Raises:
+        SharedMemoryError: They cannot.
+    """
+    overflow = _overflow_uid()
+    if os.geteuid() == overflow:
+        found = f"this process runs as user {overflow}, which stands for all users that have no number here"
+        raise spec.error(f"{found}, so nobody's file can be trusted; run it as another user, or {DO_NOT_SHARE}")
+
+
+def find_distrust(status: os.stat_result) -> str:
+    """Return why a file cannot be a segment that this user made, and that nobody else can open; "" if it can.
+
+    A name that is removed meanwhile leaves 0.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file; remove it"
+    if status.st_uid != os.geteuid():
+        trusted = f"only a file of user {os.geteuid()} is trusted"
+        return f"belongs to user {status.st_uid}, {trusted}; have it removed, or {DO_NOT_SHARE}"
+    if stat.S_IMODE(status.st_mode) != _MODE:
+        return f"has mode {stat.S_IMODE(status.st_mode):o}, only a file of mode {_MODE:o} is trusted; remove it"
+    if status.st_nlink > 1:
+        return f"has {status.st_nlink} names, only a file of one name is trusted; remove it"
+    return ""
+
+
 def check_kind(spec: SegmentSpec, descriptor: int) -> None:
-    """Check that an open file is in memory, and this user's.
+    """Check that an open file is in memory, and this user's alone.
 
     Raises:
         SharedMemoryError: It is not.
     """
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise spec.error("is not a regular file; remove it")
-    if status.st_uid != os.geteuid():
-        trusted = f"only a file of user {os.geteuid()} is trusted"
-        raise spec.error(f"belongs to user {status.st_uid}, {trusted}; have it removed, or {DO_NOT_SHARE}")
+    problem = find_distrust(os.fstat(descriptor))
+    if problem:
+        raise spec.error(problem)
     if not is_tmpfs(descriptor):
         raise spec.error("is not on a tmpfs, whose files are memory; remove it")
+
+
+def _overflow_uid() -> int:
+    try:
+        with open(_OVERFLOW_UID, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):  # no /proc
+        return _USUAL_OVERFLOW_UID
 
 
 def missing_nbytes(spec: SegmentSpec, descriptor: int) -> int:
@@ -125,11 +164,11 @@ def check_header(spec: SegmentSpec, descriptor: int) -> None:
     size = os.fstat(descriptor).st_size
     header = os.pread(descriptor, _MAX_HEADER_NBYTES, max(size - PAGE_NBYTES, 0)).ljust(_HEADER.size, b"\0")
     magic, version, _, nbytes, identity_nbytes = _HEADER.unpack_from(header)
-    identity = header[_HEADER.size :][:identity_nbytes].decode(errors="replace")
+    identity = header[_HEADER.size :][:identity_nbytes]
     if (magic, version) != (_MAGIC, _VERSION):
         found = f"{size} bytes that are no table of this version of ftw"
-    elif (nbytes, identity) != (spec.nbytes, spec.identity):
-        found = f"{nbytes} bytes of {printable(identity)}"
+    elif (nbytes, identity) != (spec.nbytes, spec.identity.encode()):
+        found = f"{nbytes} bytes of {printable(identity.decode(errors='replace'))}"
     elif size != spec.file_nbytes:
         found = f"a file of {size} bytes instead of {spec.file_nbytes}"
     else:
