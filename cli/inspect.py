@@ -83,6 +83,9 @@ def _print_report(report: Report) -> None:
         _print_tables(report)
     if report.budget is not None:
         _print_budget(report.budget)
+    if report.format == "ftw":
+        obstacle = report.freetoken_obstacle
+        print_line(f"FreeToken 0.2.1: {'serves it' if obstacle is None else f'does not serve it: {obstacle}'}")
     for entry in report.left_out:
         print_line(f"left out: {entry.name} ({entry.reason})")
 

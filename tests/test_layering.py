@@ -27,7 +27,7 @@ ROOMS = {
     "layouts.families": {"ground", "checkpoint", "layouts.recipes"},
     "layouts.freetoken": {"ground", "files", "readers", "checkpoint", "layouts.recipes", "layouts.families"},
     "layouts": {"ground", "files", "readers", "checkpoint", "layouts.freetoken"},
-    "verdict": {"ground", "readers", "checkpoint", "checkpoint.df11"},
+    "verdict": {"ground", "readers", "checkpoint", "checkpoint.df11", "layouts"},
     "conversion": {
         *("ground", "host", "files", "readers", "checkpoint", "layouts", "verdict", "conversion.writing"),
     },

@@ -3,6 +3,6 @@
 Imports: `ftw.checkpoint` and what that imports. No torch; numpy where bytes are made.
 """
 
-from ftw.layouts.layout import LAYOUT_KEY, Arrangement, Layout, SideFile, arrange, layout_of
+from ftw.layouts.layout import LAYOUT_KEY, Arrangement, Layout, SideFile, arrange, find_obstacle, layout_of
 
-__all__ = ["LAYOUT_KEY", "Arrangement", "Layout", "SideFile", "arrange", "layout_of"]
+__all__ = ["LAYOUT_KEY", "Arrangement", "Layout", "SideFile", "arrange", "find_obstacle", "layout_of"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from ftw.layouts.freetoken.arrangement import FreetokenArrangement
 from ftw.readers import read_ftw_key
 
 if TYPE_CHECKING:
@@ -113,10 +112,24 @@ def arrange(checkpoint: Checkpoint, layout: str) -> Arrangement:
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, allowed are {', '.join(LAYOUTS)}")
-    return FreetokenArrangement(checkpoint) if layout == "freetoken" else PlainArrangement(checkpoint)
+    if layout == "plain":
+        return PlainArrangement(checkpoint)
+    from ftw.layouts.freetoken.arrangement import FreetokenArrangement  # a table of families, which others do without
+
+    return FreetokenArrangement(checkpoint)
 
 
 def layout_of(checkpoint: Checkpoint) -> str:
     """Return the layout in which an FTW says that it was converted; "plain" of any other checkpoint."""
     layout = read_ftw_key(checkpoint.metadata, LAYOUT_KEY)
     return layout if isinstance(layout, str) and layout in LAYOUTS else "plain"
+
+
+def find_obstacle(checkpoint: Checkpoint) -> str | None:
+    """Return what stands against FreeToken 0.2.1 serving an FTW; None if nothing that can be seen without reading it.
+
+    Names, and types and counts as far as they tell; the bytes are what `ftw verify` is for.
+    """
+    from ftw.layouts.freetoken.served import find_obstacle as find  # as above
+
+    return find(checkpoint)

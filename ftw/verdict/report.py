@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint import Checkpoint, open_checkpoint
+from ftw.layouts import find_obstacle
 from ftw.verdict.gain import Budget, Gain, find_experts, find_gain, plan_budget
 from ftw.verdict.verdict import Verdict, judge
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a checkpoint is, its lookup tables, and what leaving the GPU frees."""
+    """What a checkpoint is, its lookup tables, and what leaving the GPU frees.
+
+    `freetoken_obstacle` says of an FTW what stands against FreeToken's server loading it, None if nothing does.
+    """
 
     format: str
     source: str
@@ -31,6 +35,7 @@ class Report:
     gain: Gain
     budget: Budget | None
     left_out: tuple[LeftOut, ...]
+    freetoken_obstacle: str | None = None
 
     @property
     def is_host_eligible(self) -> bool:
@@ -55,9 +60,13 @@ class Report:
             },
             "gain": asdict(self.gain),
             **({} if self.budget is None else {"budget": _budget_dict(self.budget)}),
+            **({"freetoken": self._freetoken_dict()} if self.format == "ftw" else {}),
             "warnings": list(self.verdict.warnings),
             "left_out": [entry._asdict() for entry in self.left_out],
         }
+
+    def _freetoken_dict(self) -> dict[str, Any]:
+        return {"serves": self.freetoken_obstacle is None, "obstacle": self.freetoken_obstacle}
 
 
 _TABLE_KEYS = ("name", "role", "rows", "columns", "dtype", "row_bytes", "nbytes", "eligible", "reason", "detail")
@@ -103,6 +112,7 @@ def _inspect(checkpoint: Checkpoint, vram_bytes: int | None) -> Report:
         gain=find_gain(checkpoint.config, verdict, experts),
         budget=None if vram_bytes is None else plan_budget(checkpoint, verdict, experts, vram_bytes),
         left_out=checkpoint.left_out,
+        freetoken_obstacle=find_obstacle(checkpoint) if checkpoint.format == "ftw" else None,
     )
 
 

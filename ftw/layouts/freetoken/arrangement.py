@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ftw.errors import CheckpointError
 from ftw.layouts.families.table import FAMILIES, NOT_SERVED, find_family
 from ftw.layouts.freetoken.banks import Banks, make_banks, parse_expert_name
-from ftw.layouts.freetoken.copied_shards import plan_copied_shards
 from ftw.layouts.freetoken.declared_schemes import read_declared_schemes
 from ftw.layouts.freetoken.dense import arrange_dense, rename
 from ftw.layouts.freetoken.experts_check import check_banks, check_experts
 from ftw.layouts.freetoken.needs_check import check_needs, find_layers, has_tied_head
-from ftw.layouts.freetoken.side_files import plan_side_files
+from ftw.layouts.freetoken.side_files import plan_copied_shards, plan_side_files
 from ftw.layouts.recipes.dense_tensor import as_stored
 from ftw.layouts.recipes.recipe import Run, find_run
 from ftw.readers import LeftOut
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from ftw.files import WeightFile
     from ftw.layouts.families.family import Family
     from ftw.layouts.freetoken.banks import ExpertName
-    from ftw.layouts.freetoken.copied_shards import CopiedShard
-    from ftw.layouts.freetoken.side_files import SideFile
+    from ftw.layouts.freetoken.side_files import CopiedShard, SideFile
     from ftw.layouts.recipes.dense_tensor import DenseTensor
     from ftw.layouts.recipes.recipe import Recipe
 

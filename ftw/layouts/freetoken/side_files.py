@@ -1,21 +1,27 @@
 """Side files: safetensors files beside an FTW, whose tensors FreeToken's server reads from there.
 
-A tensor goes into one as it is, under its own name. A new file begins once one holds 4 GiB. None is built in memory:
-each is a header and runs of the source's tensors, of which any range can be read.
+    SideFile      tensors as they are, under their own names; a new file begins once one holds 4 GiB
+    CopiedShard   a whole file of the source
+
+None is built in memory: of each any range can be read.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ftw.dtypes import DTYPES
+from ftw.errors import CheckpointError
 from ftw.layouts.recipes.recipe import Given, Run, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ftw.checkpoint import Checkpoint
+    from ftw.files import WeightFile
     from ftw.layouts.recipes.recipe import Read, Recipe
     from ftw.tensors import TensorInfo
 
@@ -54,10 +60,62 @@ class SideFile:
         self.recipe.read_into(memoryview(buffer).cast("B"), offset, self._read)
 
 
+@dataclass(frozen=True, slots=True)
+class CopiedShard:
+    """A shard of the source beside an FTW.
+
+    Attributes:
+        name: Its name there, without the folders that it lies in: the server looks at no others.
+        tensors: Names of the tensors in it, also of those that are not read from there.
+        file: The source's file.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    file: WeightFile
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.file.nbytes
+
+    def read_into(self, buffer: Any, *, offset: int = 0) -> None:
+        """Fill a buffer with its bytes, from its byte `offset` on.
+
+        Raises:
+            CheckpointError: The file has changed.
+            OSError: The disk fails; it names the file.
+        """
+        self.file.read_into(offset, memoryview(buffer).cast("B"))
+
+
 def plan_side_files(tensors: Iterable[TensorInfo], read: Read) -> tuple[SideFile, ...]:
     """Return the files that hold some of a checkpoint's tensors; `read` fills a view with bytes of one."""
     batches = enumerate(_iter_batches(tensors))
     return tuple(_plan_file(_NAME.format(number), batch, read) for number, batch in batches)
+
+
+def plan_copied_shards(checkpoint: Checkpoint, names: Iterable[str]) -> tuple[CopiedShard, ...]:
+    """Return the shards that hold some tensors of a checkpoint, by their names.
+
+    Raises:
+        CheckpointError: Two of them have the same name, in different folders.
+    """
+    numbers = dict.fromkeys(extent.file for name in names for extent in checkpoint.extents(name))
+    shards: dict[int, list[str]] = {number: [] for number in numbers}
+    for name in checkpoint.tensors if shards else ():
+        for extent in checkpoint.extents(name):
+            if extent.file in shards:
+                shards[extent.file].append(name)
+    found: dict[str, CopiedShard] = {}
+    for number, tensors in shards.items():
+        file = checkpoint.files[number]
+        name = PurePosixPath(file.path).name
+        if name in found:
+            problem = f"and {found[name].file.path} both hold tables, and must lie beside the FTW under one name"
+            raise CheckpointError(checkpoint.source, str(file.path), problem)
+        found[name] = CopiedShard(name, tuple(tensors), file)
+    return tuple(found[name] for name in sorted(found))
 
 
 def _iter_batches(tensors: Iterable[TensorInfo]) -> Iterator[list[TensorInfo]]:

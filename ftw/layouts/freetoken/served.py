@@ -1,0 +1,77 @@
+"""Served: would FreeToken's server load an FTW? It finds out itself only after it has read gigabytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ftw.errors import CheckpointError
+from ftw.layouts.families.family import MOE
+from ftw.layouts.families.table import NOT_SERVED, find_family
+from ftw.layouts.freetoken.bank_formats import FORMATS
+from ftw.layouts.freetoken.needs_check import check_needs, find_layers
+from ftw.layouts.recipes.dense_tensor import as_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftw.checkpoint import Checkpoint
+    from ftw.tensors import TensorInfo
+
+_BANK = "experts_bank"
+_PARTS = ("gate_up", "down")
+_GGUF = "was made from a GGUF, in whose metadata its server looks for the types of tensors; it reads the GGUF itself"
+
+
+def find_obstacle(checkpoint: Checkpoint) -> str | None:
+    """Return what stands against FreeToken 0.2.1 serving an FTW; None if nothing that can be seen without reading it.
+
+    Names, and types and counts as far as they tell; the bytes are what `ftw verify` is for.
+    """
+    config = checkpoint.config
+    if config.is_gguf:
+        return _GGUF
+    if config.architecture in NOT_SERVED:
+        return f"{config.architecture}: {NOT_SERVED[config.architecture]}"
+    family = find_family(checkpoint)
+    if family is None:
+        return f"architecture is {config.architecture}, of which ftw does not know what FreeToken loads"
+    dense = [as_stored(tensor, name, 0) for name, tensor in checkpoint.tensors.items() if _is_dense(tensor)]
+    try:
+        layers = find_layers(checkpoint, family)
+        check_needs(checkpoint, replace(family, refuses_others=True), dense, layers)
+    except CheckpointError as error:
+        return str(error.with_traceback(None)).removeprefix(f"{error.path}: ")
+    return _find_bank_obstacle(checkpoint, sum(MOE in kinds for kinds in layers))
+
+
+def _is_dense(tensor: TensorInfo) -> bool:
+    return tensor.kind != _BANK and not tensor.shard  # what has a shard lies in a side file
+
+
+def _find_bank_obstacle(checkpoint: Checkpoint, num_layers: int) -> str | None:
+    """Return what is wrong with the banks of `num_layers` layers with experts."""
+    banks = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.kind == _BANK}
+    tags = _find_tags(checkpoint.metadata, num_layers)
+    if not num_layers:
+        return f"{next(iter(banks))}: is a bank of experts, config.json tells of none" if banks else None
+    if len(tags) != num_layers:
+        return f"quant_format: tells of {len(tags)} layers with experts, config.json of {num_layers}"
+    formats = {found.tag: found for found in FORMATS}
+    common = Counter(tags).most_common(1)[0][0]
+    if any(tag not in formats for tag in tags):  # of a kernel of others, for which FreeToken packs them on a GPU
+        return None if banks else "no tensor is a bank of experts"
+    for layer, tag in enumerate(tags):
+        for part in _PARTS:
+            for _, named in zip(formats[tag].banks, formats[common].banks, strict=False):
+                name = f"{part}{named.suffix}"
+                if f"{name}#L{layer:05d}" not in banks and name not in banks:  # 0.1.2 has one for all layers
+                    return f"{name}#L{layer:05d}: is missing, {tag} experts need it"
+    return None
+
+
+def _find_tags(metadata: Mapping[str, object], num_layers: int) -> list[str]:
+    """Return the format of each layer's experts, as an index tells it."""
+    tags = metadata.get("layer_quant_formats") or [metadata.get("quant_format")] * num_layers
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
