@@ -138,7 +138,7 @@ def _write(
     journal: Journal,
     progress: Callable[[int], None],
 ) -> None:
-    metadata_files.copy(plan.metadata_files, checkpoint.folder, staging)
+    metadata_files.copy(plan.metadata_files, metadata_files.roots_of(checkpoint), staging)
     for file in plan.derived_files:
         write_atomically(staging / file.name, file.read())
     name = checkpoint.source

@@ -11,7 +11,6 @@ from ftw.host.file_io import (
     is_cached,
     open_descriptor,
     open_direct,
-    open_own,
     read_at,
     write_at,
 )
@@ -20,11 +19,13 @@ from ftw.host.limits import HostLimits, read_host_limits
 from ftw.host.memory import HUGE_PAGE_NBYTES, PAGE_NBYTES, HostMemory, Memory, address_of
 from ftw.host.numa import count_pages_by_node, node_of_pci_device
 from ftw.host.resident import max_resident_nbytes, resident_nbytes
+from ftw.host.safe_open import is_link, open_direct_to_read, open_to_read
 from ftw.host.threads import count_processors, start_threads
 
 __all__ = [
     "DIRECT_REFUSALS", "HUGE_PAGE_NBYTES", "PAGE_NBYTES", "HostLimits", "HostMemory", "Memory", "address_of",
     "count_pages_by_node", "count_processors", "end_direct", "exchange_names", "file_lock", "fsync_folder", "is_cached",
-    "max_resident_nbytes", "node_of_pci_device", "open_descriptor", "open_direct", "open_own", "read_at",
-    "read_host_limits", "resident_nbytes", "start_threads", "write_at", "write_atomically",
+    "is_link", "max_resident_nbytes", "node_of_pci_device", "open_descriptor", "open_direct", "open_direct_to_read",
+    "open_to_read", "read_at", "read_host_limits", "resident_nbytes", "start_threads", "write_at",
+    "write_atomically",
 ]  # fmt: skip

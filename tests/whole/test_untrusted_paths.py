@@ -19,7 +19,8 @@ from inspecting import assert_names_file, stored_bytes, tensor_bytes
 import ftw
 from ftw.conversion import metadata_files
 from ftw.errors import CheckpointError
-from ftw.files.links import is_inside, is_outside
+from ftw.files.links import Roots, is_inside
+from ftw.hub import Place
 
 TENSORS = {"a": torch.arange(3), "b": torch.arange(5)}
 
@@ -159,7 +160,7 @@ def test_metadata_that_becomes_a_link_is_not_copied(tmp_path: Path) -> None:
     (source / "config.json").unlink()
     (source / "config.json").symlink_to(tmp_path / "secret")
     with pytest.raises(ftw.CheckpointError, match="became a link that leads out of the source"):
-        metadata_files.copy(files, source, tmp_path / "out")
+        metadata_files.copy(files, Roots(source), tmp_path / "out")
     assert not (tmp_path / "out" / "config.json").exists()
 
 
@@ -171,7 +172,7 @@ def test_metadata_that_becomes_no_file_is_not_copied(tmp_path: Path, make: Calla
     (source / "config.json").unlink()
     make(source / "config.json")
     with pytest.raises(ftw.CheckpointError, match="is not a regular file any more"):
-        metadata_files.copy(files, source, tmp_path / "out")
+        metadata_files.copy(files, Roots(source), tmp_path / "out")
 
 
 def test_metadata_is_not_written_through_a_link(tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_metadata_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
-        metadata_files.copy((Path("config.json"),), source, tmp_path / "out")
+        metadata_files.copy((Path("config.json"),), Roots(source), tmp_path / "out")
     assert (tmp_path / "victim").read_text() == "mine"
 
 
@@ -301,7 +302,7 @@ def test_folder_called_snapshots_is_a_hub_cache_only_in_an_entry_of_one(tmp_path
     blob.write_text("")
     (folder / "x").symlink_to(blob)
     assert is_inside(folder / "x", folder) is (entry != "mine")
-    assert is_outside(folder / "x", folder) is (entry == "mine")
+    assert Place(folder).leads_out("x") is (entry == "mine")
 
 
 COPIED = {
@@ -350,7 +351,7 @@ def test_index_in_a_folder_that_is_a_link_out_is_refused(tmp_path: Path) -> None
     folder = write_sharded(tmp_path / "src", {"model-00001-of-00001.safetensors": tensors}, llama_config())
     link_out(folder, "model.safetensors.index.json")
     with pytest.raises(
-        CheckpointError, match=r"index\.json: file: is a link that leads out of the folder; name the index"
+        CheckpointError, match=r"index\.json: file: is a link that leads out of the folder; name the file"
     ):
         ftw.open_checkpoint(folder)
 
