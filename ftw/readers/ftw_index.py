@@ -67,7 +67,7 @@ def read_ftw_index(path: Path, budget: TensorBudget, real: str | None) -> FtwInd
     """
     with open_json_file(path, real) as file:
         index = _Index(path, budget)
-        index.budget.add_header(file.seek(0, os.SEEK_END))
+        index.budget.add_header(file.seek(0, os.SEEK_END), path)
         file.seek(0)
         stream = JsonStream(file.read, path, "json")
         for key in stream.iter_members():

@@ -149,7 +149,7 @@ def _read_index(path: Path, real: str | None) -> Index:
     """
     index, found = Index(path, {}, TensorBudget()), "missing"
     with open_json_file(path, real) as file:
-        index.budget.add_header(file.seek(0, os.SEEK_END))
+        index.budget.add_header(file.seek(0, os.SEEK_END), path)
         file.seek(0)
         stream = JsonStream(file.read, path, "json")
         for key in stream.iter_members():

@@ -61,7 +61,7 @@ def read_safetensors_header(file: WeightFile, shard: str, budget: TensorBudget) 
     first = file.read(0, min(file.nbytes, _FIRST_NBYTES))
     length = _check_length(file, first[:_LENGTH_NBYTES])
     data_start = _LENGTH_NBYTES + length
-    budget.add_header(length)
+    budget.add_header(length, path)
     stream = JsonStream(_Text(file, first, data_start).read, path, "header")
     metadata: dict[str, str] = {}
     tensors: list[TensorInfo] = []
