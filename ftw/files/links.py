@@ -65,9 +65,9 @@ class Roots:
 
         Whoever opens it without following links gets a file that lies inside, whatever became a link meanwhile.
         """
-        path = self.folder / name
+        path = self.join(name)
         if "/" not in name and not os.path.islink(path):
-            return self.join(name)
+            return path
         real = os.path.realpath(path)
         return None if self._real.isdisjoint(Path(real).parents) else real
 

@@ -65,7 +65,7 @@ class WeightFile:
         self.path = path
         self._real = real
         try:
-            status = path.stat()
+            status = os.stat(real or path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointError(path, "file", "is missing") from error
         except OSError as error:

@@ -32,6 +32,9 @@ class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
+_HOW_NBYTES = ctypes.sizeof(_OpenHow)
+
+
 def open_to_read(path: str | os.PathLike[str], *, follow_links: bool) -> int:
     """Open a file of any kind, or a folder, without waiting; what it is the caller has to look at.
 
@@ -93,15 +96,20 @@ def _has_openat2() -> bool:
 
 
 def _openat2(path: str, flags: int, resolve: int) -> int:
-    how, name = _OpenHow(flags | _CLOSED_ON_EXEC, 0, resolve), os.fsencode(path)
+    name, how = os.fsencode(path), _open_how(flags, resolve)
     if b"\0" in name:  # where C would end it
         raise ValueError("embedded null byte")
     call = libc_function("syscall")
-    while (descriptor := call(_OPENAT2, _AT_FDCWD, name, ctypes.byref(how), ctypes.sizeof(how))) < 0:
+    while (descriptor := call(_OPENAT2, _AT_FDCWD, name, ctypes.byref(how), _HOW_NBYTES)) < 0:
         number = ctypes.get_errno()
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number), path)
     return descriptor
+
+
+@functools.cache
+def _open_how(flags: int, resolve: int) -> _OpenHow:
+    return _OpenHow(flags | _CLOSED_ON_EXEC, 0, resolve)
 
 
 def _open_by_parts(path: str, flags: int) -> int:

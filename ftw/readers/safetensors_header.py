@@ -89,7 +89,7 @@ class _Text:
 
     def read(self, nbytes: int) -> bytes:
         """Return its next bytes, at most `nbytes`; nothing at the end."""
-        if not self._held:
+        if not self._held and self._offset < self._end:  # no file is opened to read nothing
             wanted = min(max(nbytes, _READ_NBYTES), self._end - self._offset)
             self._held = memoryview(b"")  # freed before the next one is read
             self._held = memoryview(self._file.read(self._offset, wanted))
