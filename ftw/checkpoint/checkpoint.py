@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftw.checkpoint.df11.tables import Df11Table
+    from ftw.files import Roots
     from ftw.readers import DerivedFile, LeftOut, Reader
     from ftw.tensors import Extent, TensorInfo
 
@@ -65,6 +66,11 @@ class Checkpoint:
     def folder(self) -> Path:
         """Folder that holds config.json and the other metadata files."""
         return self._reader.place.folder
+
+    @property
+    def roots(self) -> Roots | None:
+        """Where those files may lie, as it was when the checkpoint was opened; None on the hub."""
+        return self._reader.place.roots
 
     @property
     def is_remote(self) -> bool:

@@ -159,7 +159,7 @@ def _write(
     journal: Journal,
     progress: Callable[[int], None],
 ) -> None:
-    metadata_files.copy(plan.metadata_files, checkpoint.folder, staging)
+    metadata_files.copy(plan.metadata_files, metadata_files.roots_of(checkpoint), staging)
     for file in plan.derived_files:
         staging.write(file.name, file.read())
     for side_file in plan.arrangement.side_files:

@@ -12,13 +12,12 @@ import fnmatch
 import itertools
 import os
 import shutil
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
-from ftw.files import is_inside
-from ftw.host import OpenFolder, granted_by, open_own
+from ftw.files import Roots, open_plain_file
+from ftw.host import OpenFolder, granted_by, is_link, open_to_read
 from ftw.readers import INDEX_NAME, OWN_NAMES, LeftOut
 
 if TYPE_CHECKING:
@@ -49,17 +48,17 @@ _WELL_KNOWN = frozenset(
 
 def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...]]:
     """Return the metadata files, relative to the checkpoint's folder, and what is left out beside the weights."""
-    folder = checkpoint.folder
+    folder, roots = checkpoint.folder, roots_of(checkpoint)
     taken = {file.path for file in checkpoint.files}
     named = {entry.name for entry in checkpoint.left_out if entry.kind == "file"}
     named |= {file.name for file in checkpoint.derived_files}
     files: list[Path] = []
     left_out: list[LeftOut] = []
-    for path in _walk(folder) if checkpoint.path.is_dir() else _well_known(folder):
+    for path in _walk(roots) if checkpoint.path.is_dir() else _well_known(folder):
         relative = path.relative_to(folder)
         if path in taken or relative.as_posix() in named or path.name == INDEX_NAME:
             continue
-        reason = _reason_against(path, folder)
+        reason = _reason_against(path, roots)
         if reason is None:
             files.append(relative)
         elif not path.name.endswith(".safetensors.index.json"):  # its content is in the FTW's own index
@@ -67,8 +66,13 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
     return tuple(files), tuple(left_out)
 
 
-def copy(files: tuple[Path, ...], folder: Path, target: OpenFolder) -> None:
-    """Copy files, in their folders, from one folder to another, and make them last; no link is written or followed.
+def roots_of(checkpoint: Checkpoint) -> Roots:
+    """Return where the files of a checkpoint on this machine may lie, as it was when that was opened."""
+    return checkpoint.roots or Roots(checkpoint.folder)
+
+
+def copy(files: tuple[Path, ...], roots: Roots, target: OpenFolder) -> None:
+    """Copy files, in their folders, from a checkpoint's folder to another, and make them last; no link is written.
 
     A file lets group and others do no more than its original, and so does a folder.
 
@@ -77,12 +81,12 @@ def copy(files: tuple[Path, ...], folder: Path, target: OpenFolder) -> None:
     """
     for inside, group in itertools.groupby(files, key=lambda relative: relative.parent):
         with contextlib.ExitStack() as stack:
-            place, path = target, folder
+            place, path = target, roots.folder
             for name in inside.parts:
                 path /= name
                 place = stack.enter_context(_enter(place, path))
             for relative in group:
-                _copy_file(folder / relative, folder, place)
+                _copy_file(relative, roots, place)
             place.sync()
 
 
@@ -94,40 +98,64 @@ def _enter(place: OpenFolder, original: Path) -> OpenFolder:
     return OpenFolder(place.path / original.name, place)
 
 
-def _copy_file(path: Path, folder: Path, place: OpenFolder) -> None:
-    with _open_inside(path, folder) as reading:
+def _copy_file(relative: Path, roots: Roots, place: OpenFolder) -> None:
+    with open_inside(roots, relative) as reading:
         mode = 0o600 | granted_by(reading.fileno(), place.status().st_gid) & 0o066
-        descriptor = place.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        descriptor = place.open(relative.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as writing:
             shutil.copyfileobj(reading, writing)
             writing.flush()
             os.fsync(descriptor)
 
 
-def _open_inside(path: Path, folder: Path) -> BinaryIO:
-    """Open a file of the folder; a link may lead anywhere in it or in its hub cache entry."""
-    if not is_inside(path, folder):
+def open_inside(roots: Roots, relative: Path) -> BinaryIO:
+    """Open a file of a folder; a link may lead anywhere in it or in its hub cache entry.
+
+    Raises:
+        CheckpointError: It became a link that leads out, or is not a regular file any more.
+    """
+    path, real = roots.folder / relative, roots.locate(relative.as_posix())
+    if real is None:
         raise CheckpointError(path, "file", "became a link that leads out of the source")
-    descriptor = open_own(path.resolve())
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(path, "file", "is not a regular file any more")
-    return os.fdopen(descriptor, "rb")
+    return open_plain_file(path, real)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(roots: Roots) -> Iterator[Path]:
     """Yield the files below a folder, in order, and the folders that are links: they are not entered."""
-    pending = [(folder, 0)]
+    pending = [(Path(), 0)]
     while pending:
-        directory, depth = pending.pop()
+        relative, depth = pending.pop()
+        folder = roots.folder / relative
         if depth > _MAX_DEPTH:
-            raise CheckpointError(directory, "folder", f"lies {depth} folders deep, at most {_MAX_DEPTH} are allowed")
-        with os.scandir(directory) as listed:
-            entries = sorted(listed, key=lambda entry: entry.name)
-        entries = [entry for entry in entries if entry.name not in _DEBRIS_FOLDERS or not _is_folder(entry)]
-        inner = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        yield from (directory / entry.name for entry in entries if not entry.is_dir(follow_symlinks=False))
-        pending += [(directory / name, depth + 1) for name in reversed(inner)]
+            raise CheckpointError(folder, "folder", f"lies {depth} folders deep, at most {_MAX_DEPTH} are allowed")
+        files, folders = _list(folder, roots.join(os.fspath(relative)))
+        yield from (folder / name for name in files)
+        pending += [(relative / name, depth + 1) for name in reversed(folders)]
+
+
+def _list(folder: Path, real: str) -> tuple[list[str], list[str]]:
+    """Return the names of all but folders in a folder, and those of folders, both in order, without debris.
+
+    A folder is opened first, so that none is listed that a link has put in its place since.
+    """
+    with contextlib.ExitStack() as stack:
+        listed: int | str = real
+        if hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
+            listed = _open_folder(folder, real)
+            stack.callback(os.close, listed)
+        entries = stack.enter_context(os.scandir(listed))
+        taken = [entry for entry in entries if entry.name not in _DEBRIS_FOLDERS or not _is_folder(entry)]
+        folders = {entry.name for entry in taken if entry.is_dir(follow_symlinks=False)}
+    return sorted(entry.name for entry in taken if entry.name not in folders), sorted(folders)
+
+
+def _open_folder(folder: Path, real: str) -> int:
+    try:
+        return open_to_read(real, follow_links=False)
+    except OSError as error:
+        if not is_link(error):
+            raise
+        raise CheckpointError(folder, "folder", "became a link while it was being listed") from error
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -141,9 +169,9 @@ def _well_known(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(_WELL_KNOWN) if os.path.lexists(folder / name)]
 
 
-def _reason_against(path: Path, folder: Path) -> str | None:
-    name = path.name.lower()
-    if OWN_NAMES.fullmatch(path.relative_to(folder).parts[0]):
+def _reason_against(path: Path, roots: Roots) -> str | None:
+    name, relative = path.name.lower(), path.relative_to(roots.folder)
+    if OWN_NAMES.fullmatch(relative.parts[0]):
         return "a name that the FTW itself uses"
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
         return "weights in another format, or another copy of them"
@@ -151,6 +179,6 @@ def _reason_against(path: Path, folder: Path) -> str | None:
         return "left by a download"
     if not path.is_file():
         return "not a regular file"
-    if path.is_symlink() and not is_inside(path, folder):
+    if path.is_symlink() and roots.locate(relative.as_posix()) is None:
         return "a link that leads out of the source"
     return None

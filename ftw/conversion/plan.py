@@ -13,7 +13,7 @@ from ftw._version import __version__
 from ftw.checkpoint import CONFIG_NAME, TOKEN_EMBEDDING
 from ftw.conversion import metadata_files
 from ftw.conversion.writing.index_file import iter_index_without_checksums
-from ftw.conversion.writing.shard_plan import ShardPlan, plan_shards
+from ftw.conversion.writing.shard_plan import ShardPlan, count_shards, plan_shards
 from ftw.dtypes import DTYPES
 from ftw.errors import CheckpointError, NotEligibleError, OutputError, printable
 from ftw.files import MAX_NBYTES
@@ -110,10 +110,11 @@ def plan_conversion(
     }
     tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in arrangement.tensors.values()]
     tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
-    shard_plan = plan_shards(tensors, shard_limit, has_sha256=sha256)
-    if len(shard_plan.shards) > _MAX_SHARDS:
-        found = f"{len(shard_plan.shards)} of at most {shard_limit} bytes would be needed"
+    num_shards = count_shards(tensors, shard_limit)
+    if num_shards > _MAX_SHARDS:
+        found = f"{num_shards} of at most {shard_limit} bytes would be needed"
         raise OutputError(f"{printable(checkpoint.source)}: shards: {found}, at most {_MAX_SHARDS} are allowed")
+    shard_plan = plan_shards(tensors, shard_limit, has_sha256=sha256)
     files, beside = metadata_files.choose(checkpoint)
     derived = checkpoint.derived_files
     for file in derived:

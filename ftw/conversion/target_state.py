@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import filecmp
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftw.conversion.metadata_files import open_inside, roots_of
 from ftw.conversion.publication import aside_of, is_put_aside
 from ftw.conversion.strangers import find_stranger
 from ftw.conversion.target import Standing, find_standing, free_nbytes
 from ftw.conversion.writing.checksums import Checksums
 from ftw.conversion.writing.index_file import iter_index
 from ftw.errors import FtwError
+from ftw.files import Roots
 from ftw.readers import INDEX_NAME, open_reader
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ftw.checkpoint import Checkpoint
     from ftw.conversion.plan import ConversionPlan
     from ftw.conversion.staging import StagingFolder
+
+_COMPARED_NBYTES = 256 << 10  # at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,19 @@ def _has_index(path: Path, plan: ConversionPlan) -> bool:
         checksums = [Checksums(tensor.xxh3_64 or "", tensor.sha256 or "") for tensor in found]
     except (FtwError, KeyError):
         return False
-    with path.open("rb") as file:
+    with open_inside(Roots(path.parent), Path(path.name)) as file:
         return all(file.read(len(text)) == text for text in iter_index(plan.shard_plan, checksums, plan.index_extra))
 
 
 def _has_metadata(folder: Path, plan: ConversionPlan, checkpoint: Checkpoint) -> bool:
     """Tell whether the files beside the weights equal the source's; derived files have checksums."""
-    pairs = ((folder / name, checkpoint.folder / name) for name in plan.metadata_files)
-    return all(own.is_file() and filecmp.cmp(own, other, shallow=False) for own, other in pairs)
+    own, source = Roots(folder), roots_of(checkpoint)
+    return all((folder / name).is_file() and _is_copy(own, source, name) for name in plan.metadata_files)
+
+
+def _is_copy(own: Roots, source: Roots, name: Path) -> bool:
+    with open_inside(own, name) as one, open_inside(source, name) as other:
+        while content := one.read(_COMPARED_NBYTES):
+            if content != other.read(_COMPARED_NBYTES):
+                return False
+        return not other.read(1)

@@ -5,8 +5,9 @@ Imports: `ftw.host`. No torch.
 
 from ftw.files.file_signatures import find_impostor
 from ftw.files.json_stream import JsonStream
-from ftw.files.links import MAX_NAME_NBYTES, is_inside, is_name_inside, is_outside
+from ftw.files.links import MAX_NAME_NBYTES, Roots, is_inside, is_name_inside
 from ftw.files.parallel_read import Part, default_num_threads, parse_num_threads, read_parts
+from ftw.files.plain_file import open_plain_file
 from ftw.files.strict_json import (
     MAX_DEPTH,
     MAX_NBYTES,
@@ -21,7 +22,7 @@ from ftw.files.weight_file import DIRECT_ALIGNMENT, DIRECT_MIN_JOB_NBYTES, OpenF
 
 __all__ = [
     "DIRECT_ALIGNMENT", "DIRECT_MIN_JOB_NBYTES", "MAX_DEPTH", "MAX_NAME_NBYTES", "MAX_NBYTES", "JsonStream",
-    "OpenFile", "Part", "WeightFile", "are_counts", "default_num_threads", "find_impostor", "is_count", "is_inside",
-    "is_name_inside", "is_outside", "json_type", "open_json_file", "parse_num_threads", "read_json_file", "read_parts",
-    "short_repr",
+    "OpenFile", "Part", "Roots", "WeightFile", "are_counts", "default_num_threads", "find_impostor", "is_count",
+    "is_inside", "is_name_inside", "json_type", "open_json_file", "open_plain_file", "parse_num_threads",
+    "read_json_file", "read_parts", "short_repr",
 ]  # fmt: skip

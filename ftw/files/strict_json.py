@@ -8,14 +8,15 @@ import json
 import math
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ftw.errors import CheckpointError
 from ftw.files.file_signatures import find_impostor
+from ftw.files.plain_file import open_plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
     from typing import BinaryIO
 
 MAX_NBYTES = 100_000_000  # the safetensors library's bound on a header, used for every JSON text
@@ -34,32 +35,37 @@ _CONTAINERS = frozenset({dict, list})
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def read_json_file(path: Path, *, allow_non_finite: bool = False) -> dict[str, Any]:
+def read_json_file(path: Path, real: str | None = None, *, allow_non_finite: bool = False) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Args:
         path: The file.
+        real: What `Roots.locate` says of it; None follows links to anywhere.
         allow_non_finite: Take NaN and infinities, which transformers writes into config.json (Nemotron-H's
             `time_step_limit`), although JSON has none.
 
     Raises:
         CheckpointError: It is not a file, it is too large, it changes, or `parse_json_object` refuses its text.
     """
-    with open_json_file(path) as file:
+    with open_json_file(path, real) as file:
         text = file.read()
     return parse_json_object(text, path, "json", allow_non_finite=allow_non_finite)
 
 
 @contextlib.contextmanager
-def open_json_file(path: Path) -> Iterator[BinaryIO]:
+def open_json_file(path: Path, real: str | None = None) -> Iterator[BinaryIO]:
     """Open a file of JSON, and check at the end that it did not change meanwhile.
 
+    Args:
+        path: The file, which may stand in for one on the hub.
+        real: What `Roots.locate` says of it; None follows links to anywhere.
+
     Raises:
-        CheckpointError: It is not a file, it is too large, or it changes.
+        CheckpointError: It is not a file, it is too large, or it changes, also into a link.
     """
     if not path.is_file():
         raise CheckpointError(path, "json", "is not a regular file" if path.exists() else "is missing")
-    with path.open("rb") as file:
+    with open_plain_file(path, real) if isinstance(path, Path) else path.open("rb") as file:
         before = _state(file)
         if before[0] > MAX_NBYTES:
             raise CheckpointError(path, "json", f"is larger than {MAX_NBYTES} bytes")

@@ -2,7 +2,9 @@
 
 A file is opened for each read and checked against what it was when its header was parsed, so that a checkpoint of
 thousands of shards needs no descriptor per shard, and a file that is replaced, shortened or rewritten meanwhile gives
-an error instead of other bytes. Nothing is ever mapped: a mapped file that shrinks ends the process.
+an error instead of other bytes. One in whose place there is a pipe is not waited for, and one that was found inside of
+the checkpoint's folder is opened without following a link. Nothing is ever mapped: a mapped file that shrinks ends the
+process.
 
 Large reads go around the page cache (O_DIRECT) unless the page cache already holds the bytes; everything else is read
 through it. The file system takes whole blocks at such places in memory as they have in the file, modulo 4096; where
@@ -17,15 +19,17 @@ import errno
 import os
 import stat
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ftw.errors import CheckpointError
-from ftw.host import DIRECT_REFUSALS, address_of, is_cached, open_descriptor, open_direct, read_at
+from ftw.host import DIRECT_REFUSALS, address_of, is_cached, is_link, open_direct_to_read, open_to_read, read_at
 from ftw.sizes import align_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+_Opened = TypeVar("_Opened")
 
 DIRECT_ALIGNMENT = 4096
 DIRECT_MIN_NBYTES = 4 << 20  # below this a buffered read costs no more, for a thread that reads alone
@@ -50,12 +54,18 @@ class WeightFile:
         nbytes: Its size when it was first seen.
     """
 
-    __slots__ = ("identity", "path")
+    __slots__ = ("_real", "identity", "path")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, real: str | None = None) -> None:
+        """Look at a file; `real` is what `Roots.locate` says of it, None follows links to anywhere.
+
+        Raises:
+            CheckpointError: There is no such file, or it is not a regular one.
+        """
         self.path = path
+        self._real = real
         try:
-            status = path.stat()
+            status = os.stat(real or path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointError(path, "file", "is missing") from error
         except OSError as error:
@@ -71,6 +81,30 @@ class WeightFile:
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.identity.nbytes
+
+    def open(self) -> int:
+        """Return a new descriptor of what has its name now; nothing is waited for.
+
+        Raises:
+            CheckpointError: Something on the way to it has become a link.
+        """
+        return self._open(open_to_read)
+
+    def open_direct(self) -> int | None:
+        """Return one that goes around the page cache, None where the system or the file system has no such way.
+
+        Raises:
+            CheckpointError: Something on the way to it has become a link.
+        """
+        return self._open(open_direct_to_read)
+
+    def _open(self, function: Callable[..., _Opened]) -> _Opened:
+        try:
+            return function(self._real or self.path, follow_links=self._real is None)
+        except OSError as error:
+            if self._real and is_link(error):
+                raise CheckpointError(self.path, "file", "changed while it was being read") from error
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read `nbytes` at `offset`.
@@ -109,7 +143,7 @@ class OpenFile:
         self._lock = threading.Lock()
         self._takes_direct = True  # until the file system refuses
         self._direct: int | None = None
-        self._buffered = open_descriptor(file.path, os.O_RDONLY)
+        self._buffered = file.open()
         try:
             self._check_unchanged(self._buffered)
         except BaseException:
@@ -174,7 +208,8 @@ class OpenFile:
         return 0
 
     def _check_unchanged(self, descriptor: int) -> None:
-        if _identity(os.fstat(descriptor)) != self._file.identity:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or _identity(status) != self._file.identity:
             raise CheckpointError(self._file.path, "file", "changed while it was being read")
 
     def _read_buffered(self, offset: int, view: memoryview) -> None:
@@ -222,7 +257,7 @@ class OpenFile:
         """Return the descriptor that goes around the page cache, None where the file system has no such way."""
         with self._lock:
             if self._direct is None and self._takes_direct:
-                self._direct = open_direct(self._file.path, os.O_RDONLY)
+                self._direct = self._file.open_direct()
                 self._takes_direct = self._direct is not None
                 if self._direct is not None:
                     self._check_unchanged(self._direct)

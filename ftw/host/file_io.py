@@ -58,11 +58,6 @@ def end_direct(descriptor: int) -> bool:
     return bool(flags & _DIRECT)
 
 
-def open_own(path: Path) -> int:
-    """Open a file for reading, unless it is a link; do not wait for who writes to a pipe."""
-    return open_descriptor(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-
-
 def read_at(descriptor: int, view: memoryview, offset: int) -> int:
     """Read up to as many bytes as the view has; return how many they were, 0 at the file's end."""
     if hasattr(os, "preadv"):

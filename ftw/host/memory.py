@@ -1,4 +1,4 @@
-"""Page-aligned host memory.
+"""Page-aligned host memory, and how much memory this process holds.
 
 Memory comes from private anonymous mappings with transparent huge pages asked for: their first touch runs at 16 to
 26 GiB/s, that of 4 KiB pages at 2 to 4, and that of Python's shared default mapping below 2 (2-core virtual machine,
@@ -14,6 +14,7 @@ import os
 import weakref
 from typing import Protocol
 
+from ftw.errors import FtwError
 from ftw.host.libc import libc_function
 from ftw.host.numa import place_pages
 from ftw.sizes import align_up
@@ -136,3 +137,32 @@ if hasattr(os, "register_at_fork"):  # Windows has no forks
 def address_of(view: memoryview) -> int:
     """Return the address of a writable view's first byte, 0 for an empty one."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) if len(view) else 0
+
+
+def resident_nbytes() -> int:
+    """Return the resident memory of this process, shared pages included.
+
+    Raises:
+        FtwError: The system does not say.
+    """
+    return int(_read_own("statm").split()[1]) * PAGE_NBYTES
+
+
+def max_resident_nbytes() -> int:
+    """Return the most that it ever was; 0 if the kernel does not say.
+
+    Raises:
+        FtwError: The system does not say.
+    """
+    lines = _read_own("status").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def _read_own(name: str) -> str:
+    path = f"/proc/self/{name}"
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}; what loading costs is measured by Linux's /proc"
+        raise FtwError(f"{path}: resident memory: {problem}") from error

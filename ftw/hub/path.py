@@ -7,13 +7,14 @@ every other file by ranges (`ftw.hub.remote_file`).
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, cast
 
 from ftw.errors import CheckpointError
-from ftw.files import MAX_NBYTES
+from ftw.files import MAX_NBYTES, Roots, open_plain_file
 from ftw.hub.remote_file import HubFile
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class HubPath:
             raise CheckpointError(self, "file", f"is {nbytes} bytes long, at most {MAX_NBYTES} are fetched whole")
         cached = self.find_cached()
         if cached is not None:
-            return cached.open("rb")
+            return open_plain_file(*cached)
         kept = self.repository.contents
         content = kept.get(self.inside)
         if content is None:
@@ -133,11 +134,17 @@ class HubPath:
                 kept[self.inside] = content
         return io.BytesIO(content)
 
-    def find_cached(self) -> Path | None:
-        """Return where the local hub cache holds this file at this commit, None if it does not."""
+    def find_cached(self) -> tuple[Path, str] | None:
+        """Return where the local hub cache holds this file at this commit, and the same without links.
+
+        None if it does not, or holds a link that leads out of the repository's entry.
+        """
         from huggingface_hub import try_to_load_from_cache
 
         repo_id, commit = self.repository.hub_id.repo_id, self.repository.commit
         found = try_to_load_from_cache(repo_id, self.inside, revision=commit)
-        path = Path(found) if isinstance(found, str) else None
-        return path if path and path.stat().st_size == self.nbytes else None
+        if not isinstance(found, str) or os.stat(found).st_size != self.nbytes:
+            return None
+        path = Path(found)
+        real = Roots(path.parents[self.inside.count("/")]).locate(self.inside)
+        return (path, real) if real else None

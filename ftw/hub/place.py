@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from ftw.errors import CheckpointError, printable
-from ftw.files import WeightFile, is_inside, is_outside, read_json_file
+from ftw.files import Roots, WeightFile, read_json_file
 from ftw.hub.path import HubPath
 from ftw.hub.remote_file import HubFile, fetch_headers
 
@@ -24,14 +24,16 @@ class Place:
         path: The file or folder; on the hub a `HubPath`, which has the interface of a Path.
         is_folder: Whether it is a folder.
         folder: The folder itself, or the one that holds the file.
+        roots: Where its files may lie, None on the hub.
     """
 
-    __slots__ = ("_json", "folder", "is_folder", "path")
+    __slots__ = ("_json", "folder", "is_folder", "path", "roots")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.is_folder = path.is_dir()
         self.folder = path if self.is_folder else path.parent
+        self.roots = None if isinstance(path, HubPath) else Roots(self.folder)
         self._json: dict[str, dict[str, Any] | None] = {}
 
     def open_file(self, name: str) -> WeightFile:
@@ -41,9 +43,11 @@ class Place:
             CheckpointError: There is no such file, or it lies outside of the folder and of its hub cache entry.
         """
         path = self.folder / name
-        file = open_weight_file(path)
-        may_lead_out = not isinstance(path, HubPath) and ("/" in name or path.is_symlink())
-        if may_lead_out and not is_inside(path, self.folder):
+        if self.roots is None:
+            return open_weight_file(path)
+        real = self.roots.locate(name)
+        file = WeightFile(path, real)  # what is missing is not called a link
+        if real is None:
             found = f"is a link to '{printable(str(path.resolve()))}'"
             raise CheckpointError(path, "file", f"{found}, a file inside the checkpoint's folder is needed")
         return file
@@ -59,7 +63,23 @@ class Place:
 
     def leads_out(self, name: str) -> bool:
         """Tell whether a file of the folder is a link to something outside of it, and of its hub cache entry."""
-        return is_outside(self.folder / name, self.folder)
+        path = self.folder / name
+        return self.roots is not None and path.is_symlink() and path.exists() and self.roots.locate(name) is None
+
+    def locate(self, name: str) -> str | None:
+        """Return where a file of the folder lies, a path on which nothing may be a link when it is opened.
+
+        None if links may lead anywhere, since the user named it, and for the hub, which has none.
+
+        Raises:
+            CheckpointError: It leads out.
+        """
+        if self.roots is None or (not self.is_folder and name == self.path.name):
+            return None
+        if self.leads_out(name):
+            problem = "is a link that leads out of the folder; name the file that it leads to"
+            raise CheckpointError(self.folder / name, "file", problem)
+        return self.roots.locate(name) or self.roots.join(name)  # the latter of a link to nothing
 
     def has(self, name: str) -> bool:
         """Tell whether the folder holds a file; a link to nothing is a broken file, not a missing one."""
@@ -70,11 +90,13 @@ class Place:
         """Return the JSON object in a small file of the folder, parsed once; None if there is no such file.
 
         Raises:
-            CheckpointError: It is not a JSON object.
+            CheckpointError: It is not a JSON object, or leads out of the folder.
         """
         if name not in self._json:
             # Mamba2-type models have an infinite upper bound in theirs, which Python writes as a bare Infinity.
-            self._json[name] = read_json_file(self.folder / name, allow_non_finite=True) if self.has(name) else None
+            path = self.folder / name
+            found = read_json_file(path, self.locate(name), allow_non_finite=True) if self.has(name) else None
+            self._json[name] = found
         return self._json[name]
 
 
@@ -88,4 +110,4 @@ def open_weight_file(path: Path) -> WeightFile:
         return WeightFile(path)
     nbytes = path.nbytes  # a name that the hub does not list is not looked for in the cache
     cached = path.find_cached() if nbytes else None
-    return WeightFile(cached) if cached else cast("WeightFile", HubFile(path))
+    return WeightFile(*cached) if cached else cast("WeightFile", HubFile(path))

@@ -47,7 +47,8 @@ class FtwReader:
         self.place = place
         self._index_path = place.folder / INDEX_NAME
         self._budget = TensorBudget()
-        index, tensors, self._shards = read_ftw_index(self._index_path, self._budget)
+        real = place.locate(INDEX_NAME)
+        index, tensors, self._shards = read_ftw_index(self._index_path, self._budget, real)
         self._problems: list[CheckpointError] = []
         self.files = self._open_shards(index)
         self.problems = tuple(self._problems)

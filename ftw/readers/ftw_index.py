@@ -21,12 +21,14 @@ from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.files import JsonStream, are_counts, is_count, is_name_inside, json_type, open_json_file, short_repr
 from ftw.readers.ftw_format import ALIGNMENT, FORMAT_NAME, KINDS, MAX_OTHERS, VERSION
-from ftw.readers.tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES, TensorBudget
+from ftw.readers.tensor_budget import KEY_NBYTES, MAX_DIMENSIONS, TENSOR_NBYTES
 from ftw.tensors import TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from ftw.readers.tensor_budget import TensorBudget
 
 _SHARD_NBYTES = 2048  # with its open file, or the error about it
 _VALUE_NBYTES = 26  # of each character of a value, where they are "[],[],"
@@ -53,19 +55,20 @@ class FtwIndex(NamedTuple):
     shards: list[ShardEntry]
 
 
-def read_ftw_index(path: Path, budget: TensorBudget | None = None) -> FtwIndex:
+def read_ftw_index(path: Path, budget: TensorBudget, real: str | None) -> FtwIndex:
     """Read an index; where tensors and shards lie is not checked.
 
     Args:
         path: The index.
-        budget: What counts its tensors, for a caller that reads side files too.
+        budget: What counts its tensors, and those of side files.
+        real: Where it lies, without links; None follows them to anywhere.
 
     Raises:
         CheckpointError: It breaks the format in any way, or describes more than the budget has.
     """
-    with open_json_file(path) as file:
-        index = _Index(path, budget or TensorBudget())
-        index.budget.add_header(file.seek(0, os.SEEK_END))
+    with open_json_file(path, real) as file:
+        index = _Index(path, budget)
+        index.budget.add_header(file.seek(0, os.SEEK_END), path)
         file.seek(0)
         stream = JsonStream(file.read, path, "json")
         for key in stream.iter_members():

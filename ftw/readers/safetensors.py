@@ -87,7 +87,7 @@ class SafetensorsReader:
         if not present and not indexes:
             return None
         path = _choose_index(place, indexes)
-        index = _read_index(path) if path else None
+        index = _read_index(path, place.locate(path.name)) if path else None
         chosen = sorted(set(index.weight_map.values())) if index else _choose_files(place, present)
         is_listed = index is not None or chosen == [_WHOLE] or not place.is_folder
         reader, strays = partial(SafetensorsReader, index=index), _strays(present, chosen, index)
@@ -139,17 +139,17 @@ def _choose_index(place: Place, names: list[str]) -> Path | None:
     if len(names) > 1:
         problem = f"there are several, {', '.join(map(printable, names))}; name one of them"
         raise CheckpointError(folder, "index", problem)
-    if names and place.leads_out(names[0]):
-        problem = "is a link that leads out of the folder; name the index that it leads to"
-        raise CheckpointError(folder / names[0], "file", problem)
     return folder / names[0] if names else None
 
 
-def _read_index(path: Path) -> Index:
-    """Return which file each tensor lies in; of other members only that they are JSON matters."""
+def _read_index(path: Path, real: str | None) -> Index:
+    """Return which file each tensor lies in; of other members only that they are JSON matters.
+
+    `real` is where the index lies, without links; None follows them to anywhere.
+    """
     index, found = Index(path, {}, TensorBudget()), "missing"
-    with open_json_file(path) as file:
-        index.budget.add_header(file.seek(0, os.SEEK_END))
+    with open_json_file(path, real) as file:
+        index.budget.add_header(file.seek(0, os.SEEK_END), path)
         file.seek(0)
         stream = JsonStream(file.read, path, "json")
         for key in stream.iter_members():

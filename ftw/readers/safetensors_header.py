@@ -61,7 +61,7 @@ def read_safetensors_header(file: WeightFile, shard: str, budget: TensorBudget) 
     first = file.read(0, min(file.nbytes, _FIRST_NBYTES))
     length = _check_length(file, first[:_LENGTH_NBYTES])
     data_start = _LENGTH_NBYTES + length
-    budget.add_header(length)
+    budget.add_header(length, path)
     stream = JsonStream(_Text(file, first, data_start).read, path, "header")
     metadata: dict[str, str] = {}
     tensors: list[TensorInfo] = []
@@ -89,7 +89,7 @@ class _Text:
 
     def read(self, nbytes: int) -> bytes:
         """Return its next bytes, at most `nbytes`; nothing at the end."""
-        if not self._held:
+        if not self._held and self._offset < self._end:  # no file is opened to read nothing
             wanted = min(max(nbytes, _READ_NBYTES), self._end - self._offset)
             self._held = memoryview(b"")  # freed before the next one is read
             self._held = memoryview(self._file.read(self._offset, wanted))

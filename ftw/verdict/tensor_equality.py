@@ -2,7 +2,8 @@
 
 Two tensors that differ mostly do so in their first 64 KiB, of which a digest is kept. What is alike there is compared
 up to the first chunk that differs, the first time; a tensor that is compared again is read once more, whole, for a
-digest that is kept too. So the work grows with the tensors, not with their pairs.
+digest that is kept too. So the work grows with the tensors, not with their pairs. Of a sparse file they may have any
+size, so from a size on that no model has, they are compared by samples.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 _FIRST_CHUNK_NBYTES = 64 << 10  # two tensors that differ mostly differ here
 _CHUNK_NBYTES = 4 << 20  # of each, and a copy of it
-_NUM_SAMPLES = 16  # of as many bytes, that are compared of tensors on the hub
+_NUM_SAMPLES = 16  # of as many bytes as the first chunk, where tensors are not compared whole
+_MAX_NBYTES = 64 << 30  # that are compared whole, of all tensors of a checkpoint; the largest pair of a model has 5 GiB
 
 
 class TensorEquality:
@@ -25,14 +27,15 @@ class TensorEquality:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._first: dict[str, bytes] = {}
-        self._whole: dict[str, bytes] = {}
+        self._whole: dict[tuple[str, bool], bytes] = {}  # by the name, and whether of samples
         self._compared: set[str] = set()
+        self._nbytes_left = _MAX_NBYTES
 
     def is_equal(self, name: str, other_name: str) -> bool:
         """Return whether two tensors have the same type, shape and bytes.
 
-        Of large tensors on the hub, only the first 64 KiB and 16 samples of as much are compared: two weights of a
-        model that are not copies differ there.
+        Of large tensors on the hub, and of those beyond 64 GiB of one checkpoint, only the first 64 KiB and 16 samples
+        of as much are compared: two weights of a model that are not copies differ there.
         """
         left, right = self._checkpoint.find_tensor(name), self._checkpoint.find_tensor(other_name)
         if not left.is_alike(right):
@@ -45,11 +48,20 @@ class TensorEquality:
             return True
         is_known = not self._compared.isdisjoint((name, other_name))
         self._compared.update((name, other_name))
-        is_sampled = self._checkpoint.is_remote and left.nbytes > (_NUM_SAMPLES + 1) * _FIRST_CHUNK_NBYTES
+        is_sampled = self._is_sampled(left.nbytes)
         if is_known or is_sampled:
             return self._digest(name, is_sampled=is_sampled) == self._digest(other_name, is_sampled=is_sampled)
         chunks = (self._checkpoint.iter_chunks(tensor, _CHUNK_NBYTES) for tensor in (name, other_name))
         return all(bytes(mine) == bytes(theirs) for mine, theirs in zip(*chunks, strict=True))
+
+    def _is_sampled(self, nbytes: int) -> bool:
+        """Return whether two tensors of a size are compared by samples; count them, if they are compared whole."""
+        if nbytes <= (_NUM_SAMPLES + 1) * _FIRST_CHUNK_NBYTES:
+            return False
+        if self._checkpoint.is_remote or 2 * nbytes > self._nbytes_left:
+            return True
+        self._nbytes_left -= 2 * nbytes
+        return False
 
     def _digest_of_first(self, name: str) -> bytes:
         if name not in self._first:
@@ -59,13 +71,13 @@ class TensorEquality:
         return self._first[name]
 
     def _digest(self, name: str, *, is_sampled: bool) -> bytes:
-        if name not in self._whole:
+        if (name, is_sampled) not in self._whole:
             hasher = xxhash.xxh3_128()
             pieces = self._samples(name) if is_sampled else self._checkpoint.iter_chunks(name, _CHUNK_NBYTES)
             for piece in pieces:
                 hasher.update(piece)
-            self._whole[name] = hasher.digest()
-        return self._whole[name]
+            self._whole[name, is_sampled] = hasher.digest()
+        return self._whole[name, is_sampled]
 
     def _samples(self, name: str) -> list[bytearray]:
         """Read samples that are spread evenly, the last of them at the end."""

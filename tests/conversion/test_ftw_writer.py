@@ -18,7 +18,7 @@ from leaks import descriptors
 
 from ftw import TensorInfo, open_checkpoint
 from ftw.conversion.writing import shard_files
-from ftw.conversion.writing.shard_plan import Chunk, Shard, ShardPlan, iter_write_chunks, plan_shards
+from ftw.conversion.writing.shard_plan import Chunk, Shard, ShardPlan, count_shards, iter_write_chunks, plan_shards
 from ftw.conversion.writing.writer import FtwWriter
 from ftw.host import OpenFolder, write_atomically
 
@@ -171,7 +171,9 @@ def test_parts_that_lie_behind_their_places_are_moved(tmp_path: Path, shift: int
 )
 def test_shard_plan_keeps_the_rules_of_the_format(sizes: list[int], blocks: int) -> None:
     limit = blocks * 4096
-    shard_plan = plan_shards([info(str(number), nbytes) for number, nbytes in enumerate(sizes)], limit)
+    infos = [info(str(number), nbytes) for number, nbytes in enumerate(sizes)]
+    shard_plan = plan_shards(infos, limit)
+    assert count_shards(infos, limit) == len(shard_plan.shards)
     assert [(tensor.name, tensor.nbytes) for tensor in shard_plan.tensors] == [(str(n), s) for n, s in enumerate(sizes)]
     padded = [-(-nbytes // 4096) * 4096 for nbytes in sizes]
     assert [tensor.offset for tensor in shard_plan.tensors] == [sum(padded[:number]) for number in range(len(sizes))]
@@ -206,6 +208,12 @@ def test_shard_plan_of_known_sizes_is_known() -> None:
         Shard("freetoken-00002.ftw", 12288, 8192),
         Shard("freetoken-00003.ftw", 20480, 8192),
     )
+
+
+def test_shards_of_any_tensor_are_counted_without_planning_them() -> None:
+    infos = [info("a", 1), info("b", 1 << 62), info("c", 0), info("d", 1)]
+    assert count_shards(infos, 4096) == (1 << 50) + 2
+    assert count_shards([], 4096) == count_shards([info("a", 0)], 4096) == 0
 
 
 @settings(max_examples=60)

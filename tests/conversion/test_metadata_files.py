@@ -223,8 +223,9 @@ def test_metadata_does_not_skip_a_folder_that_it_cannot_list(tmp_path, monkeypat
     real = os.scandir
 
     def scandir(path):
-        if str(path).endswith("locked"):
-            raise PermissionError(13, "Permission denied", str(path))
+        name = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else path
+        if name.endswith("locked"):
+            raise PermissionError(13, "Permission denied", name)
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)

@@ -290,6 +290,6 @@ def test_file_that_may_not_be_looked_at_is_an_error_of_the_operating_system(
     def refuse(path: Path) -> os.stat_result:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(os, "stat", refuse)
     with pytest.raises(PermissionError, match="Permission denied"):
         WeightFile(small)

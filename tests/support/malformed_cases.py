@@ -149,6 +149,7 @@ FTW_OTHERS: dict[str, Callable[[Path], Path]] = {
     "index nested deeply": in_golden(
         lambda folder: (folder / FTW_INDEX).write_bytes(b'{"x":' + b"[" * 200 + b"]" * 200 + b"}")
     ),
+    "index is a link out of the folder": in_golden(lambda folder: replace_by_link(folder / FTW_INDEX)),
     "shard missing": in_golden(lambda folder: (folder / SECOND_NAME).unlink()),
     "shard of no bytes": in_golden(lambda folder: (folder / SECOND_NAME).write_bytes(b"")),
     "shard cut by a byte": in_golden(lambda folder: os.truncate(folder / SECOND_NAME, 4095)),

@@ -18,6 +18,10 @@ from counting import count_steps
 from gguf_builder import ARCHITECTURE, entry, gguf_bytes, kv, text
 
 import ftw
+from ftw.errors import OutputError
+from ftw.readers import tensor_budget
+from ftw.readers.gguf import metadata
+from ftw.readers.gguf.metadata import ValueType
 
 MIB = 1 << 20
 SLACK_NBYTES = 64 * MIB
@@ -340,6 +344,108 @@ def test_opening_reads_no_more_than_the_header(
     assert sum(read) <= len(content) + MIB
 
 
+@pytest.fixture
+def num_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the bytes of each read by position from now on."""
+    read, real = [], os.preadv
+
+    def count(descriptor: int, views: list[memoryview], offset: int) -> int:
+        read.append(real(descriptor, views, offset))
+        return read[-1]
+
+    monkeypatch.setattr(os, "preadv", count)
+    return read
+
+
+def write_sparse_gguf(path: Path, *arrays: tuple[int, int, int]) -> None:
+    """Write a GGUF of arrays, each by its elements' type, their number and their bytes, which are a hole of zeros."""
+    with path.open("wb") as file:
+        file.write(gguf_bytes(num_keys=1 + len(arrays), alignment=1))
+        for number, (element, count, nbytes) in enumerate(arrays):
+            file.write(text(f"k{number}") + struct.pack("<IIQ", 9, element, count))
+            file.seek(nbytes, os.SEEK_CUR)
+        file.truncate()
+
+
+SPARSE_ARRAYS = {"STRING": (8, 600, 4800), "ARRAY": (9, 600, 7200)}  # strings of no bytes, arrays of no numbers
+
+
+@pytest.mark.parametrize("kind", SPARSE_ARRAYS)
+@pytest.mark.parametrize("is_split", [False, True], ids=["one-file", "shards"])
+def test_arrays_of_a_gguf_are_bounded_over_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_split: bool
+) -> None:
+    monkeypatch.setitem(metadata._MAX_WALKED, ValueType[kind], 1000)
+    array = SPARSE_ARRAYS[kind]
+    write_sparse_gguf(tmp_path / "good.gguf", array)
+    ftw.open_checkpoint(tmp_path / "good.gguf").close()
+    if is_split:
+        for number in (1, 2):
+            write_sparse_gguf(tmp_path / f"m-{number:05}-of-00002.gguf", array)
+        source, key = tmp_path / "m-00001-of-00002.gguf", "m-00002-of-00002.gguf: k0"
+    else:
+        write_sparse_gguf(tmp_path / "m.gguf", array, array)
+        source, key = tmp_path / "m.gguf", "m.gguf: k1"
+    problem = f"{key}: is an array of 600 {kind} elements, 1200 in all arrays up to here, at most 1000 are allowed"
+    with pytest.raises(ftw.CheckpointError, match=problem):
+        ftw.open_checkpoint(source)
+
+
+@pytest.mark.parametrize("counts", [[1 << 40], [100 * MIB] * 3], ids=["one-array", "three-arrays"])
+def test_holes_in_the_header_of_a_gguf_are_bounded_over_all_of_it(
+    tmp_path: Path, num_read: list[int], counts: list[int]
+) -> None:
+    write_sparse_gguf(tmp_path / "m.gguf", *((0, count, count) for count in counts))
+    problem = f"k{len(counts) - 1}: the header reaches byte .*, at most {256 * MIB} bytes are allowed for all of a"
+    with pytest.raises(ftw.CheckpointError, match=problem):
+        ftw.open_checkpoint(tmp_path)
+    assert sum(num_read) <= 2 * MIB * len(counts)
+
+
+def test_copy_of_the_metadata_in_an_ftw_has_the_bounds_of_a_gguf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(metadata._MAX_WALKED, ValueType.STRING, 1000)
+    (tmp_path / "freetoken_weight.json").write_text(json.dumps(ftw_index([], [])))
+    write_sparse_gguf(tmp_path / "source_metadata.gguf", SPARSE_ARRAYS["STRING"])
+    ftw.inspect(tmp_path)
+    write_sparse_gguf(tmp_path / "source_metadata.gguf", *[SPARSE_ARRAYS["STRING"]] * 2)
+    with pytest.raises(ftw.CheckpointError, match="1200 in all arrays up to here"):
+        ftw.inspect(tmp_path)
+
+
+def test_header_that_many_links_name_is_not_read_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_read: list[int]
+) -> None:
+    header = safetensors_bytes(b"{}" + b" " * (64 << 10))
+    (tmp_path / "one").write_bytes(header)
+    names = [f"{number}.safetensors" for number in range(100)]
+    for name in names:
+        (tmp_path / name).symlink_to("one")
+    monkeypatch.setattr(tensor_budget, "MAX_HEADERS_NBYTES", 5 * len(header))
+    with pytest.raises(ftw.CheckpointError, match=r"safetensors: header: the headers take \d+ bytes up to here, at"):
+        ftw.open_checkpoint(write(tmp_path / "model.safetensors.index.json", index_of_files(names)))
+    assert sum(num_read) <= 6 * len(header)
+
+
+def index_of_files(names: list[str]) -> str:
+    return json.dumps({"weight_map": dict(zip(names, names, strict=True))})
+
+
+@pytest.mark.timeout(300)  # it took hours
+def test_shards_of_a_sparse_file_are_counted_before_they_are_planned(tmp_path: Path) -> None:
+    content = safetensors_bytes({"t": tensor_entry("U8", [1 << 40], 0, 1 << 40)})
+    source = write(tmp_path / "m" / "model.safetensors", content)
+    os.truncate(source / "model.safetensors", len(content) + (1 << 40))
+
+    def convert() -> None:
+        with pytest.raises(OutputError, match=f"shards: {1 << 28} of at most 4096 bytes would be needed, at most"):
+            ftw.convert(source, tmp_path / "out", shard_limit=4096, dry_run=True)
+
+    convert()  # what is imported once
+    assert count_steps(convert) < 20_000
+
+
 def put(folder: Path, header: dict[str, Any], config: dict[str, Any] | None = None) -> Path:
     (folder / "model.safetensors").write_bytes(safetensors_bytes(header))
     if config is not None:
@@ -366,6 +472,7 @@ def sided(folder: Path, count: int) -> Path:
 
 
 def write(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path.parent
 

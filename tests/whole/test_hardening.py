@@ -17,7 +17,7 @@ from gguf_builder import Blocks, write_gguf
 import ftw
 from ftw.checkpoint.config import parse_model_config
 from ftw.lookup.embedding import HostEmbedding
-from ftw.readers.gguf.metadata import MAX_WALKED, MetadataArray
+from ftw.readers.gguf.metadata import MAX_ARRAYS, MAX_STRINGS, MetadataArray
 
 WIDTH, ROWS = 64, 40
 
@@ -237,14 +237,14 @@ def test_names_of_safetensors_mean_nothing_in_an_ftw_of_a_gguf(tmp_path: Path) -
     assert [table.name for table in ftw.inspect(tmp_path / "out").verdict.tables] == ["token_embd.weight"]
 
 
-@pytest.mark.parametrize("element", [8, 9], ids=["strings", "arrays"])
-def test_array_that_would_take_minutes_to_pass_over_is_refused(tmp_path: Path, element: int) -> None:
-    key = struct.pack("<Q1sIIQ", 1, b"k", 9, element, MAX_WALKED + 1)
+@pytest.mark.parametrize(("element", "most"), [(8, MAX_STRINGS), (9, MAX_ARRAYS)], ids=["strings", "arrays"])
+def test_array_that_would_take_minutes_to_pass_over_is_refused(tmp_path: Path, element: int, most: int) -> None:
+    key = struct.pack("<Q1sIIQ", 1, b"k", 9, element, most + 1)
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key)
     with path.open("r+b") as file:
-        file.truncate(16 * MAX_WALKED)  # a hole
-    with pytest.raises(ftw.CheckpointError, match=f"at most {MAX_WALKED} are allowed"):
+        file.truncate(16 * most)  # a hole
+    with pytest.raises(ftw.CheckpointError, match=f"at most {most} are allowed"):
         ftw.inspect(path)
 
 

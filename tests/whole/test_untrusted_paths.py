@@ -19,8 +19,9 @@ from inspecting import assert_names_file, stored_bytes, tensor_bytes
 import ftw
 from ftw.conversion import metadata_files
 from ftw.errors import CheckpointError
-from ftw.files.links import is_inside, is_outside
+from ftw.files.links import Roots, is_inside
 from ftw.host import OpenFolder
+from ftw.hub import Place
 
 TENSORS = {"a": torch.arange(3), "b": torch.arange(5)}
 
@@ -152,7 +153,7 @@ def test_name_in_an_ftw_that_is_no_file_of_the_folder_is_refused(tmp_path: Path,
     assert str(caught.value).isprintable()
 
 
-def copy_metadata(files: tuple[Path, ...], source: Path, target: Path) -> None:
+def copy_metadata(files: tuple[Path, ...], source: Roots, target: Path) -> None:
     target.mkdir(exist_ok=True)
     with OpenFolder(target) as folder:
         metadata_files.copy(files, source, folder)
@@ -166,7 +167,7 @@ def test_metadata_that_becomes_a_link_is_not_copied(tmp_path: Path) -> None:
     (source / "config.json").unlink()
     (source / "config.json").symlink_to(tmp_path / "secret")
     with pytest.raises(ftw.CheckpointError, match="became a link that leads out of the source"):
-        copy_metadata(files, source, tmp_path / "out")
+        copy_metadata(files, Roots(source), tmp_path / "out")
     assert not (tmp_path / "out" / "config.json").exists()
 
 
@@ -178,7 +179,7 @@ def test_metadata_that_becomes_no_file_is_not_copied(tmp_path: Path, make: Calla
     (source / "config.json").unlink()
     make(source / "config.json")
     with pytest.raises(ftw.CheckpointError, match="is not a regular file any more"):
-        copy_metadata(files, source, tmp_path / "out")
+        copy_metadata(files, Roots(source), tmp_path / "out")
 
 
 def test_metadata_is_not_written_through_a_link(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_metadata_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
-        copy_metadata((Path("config.json"),), source, tmp_path / "out")
+        copy_metadata((Path("config.json"),), Roots(source), tmp_path / "out")
     assert (tmp_path / "victim").read_text() == "mine"
 
 
@@ -308,7 +309,7 @@ def test_folder_called_snapshots_is_a_hub_cache_only_in_an_entry_of_one(tmp_path
     blob.write_text("")
     (folder / "x").symlink_to(blob)
     assert is_inside(folder / "x", folder) is (entry != "mine")
-    assert is_outside(folder / "x", folder) is (entry == "mine")
+    assert Place(folder).leads_out("x") is (entry == "mine")
 
 
 COPIED = {
@@ -357,7 +358,7 @@ def test_index_in_a_folder_that_is_a_link_out_is_refused(tmp_path: Path) -> None
     folder = write_sharded(tmp_path / "src", {"model-00001-of-00001.safetensors": tensors}, llama_config())
     link_out(folder, "model.safetensors.index.json")
     with pytest.raises(
-        CheckpointError, match=r"index\.json: file: is a link that leads out of the folder; name the index"
+        CheckpointError, match=r"index\.json: file: is a link that leads out of the folder; name the file"
     ):
         ftw.open_checkpoint(folder)
 

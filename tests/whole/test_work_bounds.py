@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
+from builders import llama_config, llama_tensors, safetensors_bytes, tensor_entry, write_checkpoint, write_ftw
 from ftw.cli.main import main
 from gguf_builder import ARCHITECTURE, gguf_bytes
 
@@ -99,6 +99,31 @@ def test_tables_and_heads_are_read_twice_at_most_however_many_pairs_they_make(
     assert reasons == ({"tied"} if is_equal else {"tie_conflict"})
     assert sum(counted) <= 2 * num_pairs * (2 * nbytes + (64 << 10))
     assert num_pairs > 1 or sum(counted) <= 2 * (nbytes + (64 << 10))
+
+
+@pytest.mark.timeout(300)  # it took hours
+@pytest.mark.parametrize("is_equal", [True, False], ids=["equal", "differ-at-the-end"])
+def test_tensors_larger_than_any_models_are_compared_by_samples(
+    tmp_path: Path, counted: list[int], is_equal: bool
+) -> None:
+    nbytes = 1 << 40
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    entries = {
+        name: tensor_entry("U8", [1 << 20, 1 << 20], number * nbytes, (number + 1) * nbytes)
+        for number, name in enumerate(names)
+    }
+    header = safetensors_bytes(entries)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header)
+    os.truncate(path, len(header) + 2 * nbytes)  # a hole
+    if not is_equal:
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"x")
+    (tmp_path / "config.json").write_text(json.dumps(llama_config(tie_word_embeddings=True)))
+    verdict = ftw.inspect(tmp_path).verdict
+    assert {table.reason for table in verdict.tables} == ({"tied"} if is_equal else {"tie_conflict"})
+    assert sum(counted) <= 2 * 17 * (64 << 10) + (64 << 10)
 
 
 def test_folders_without_end_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,29 @@ class ShardPlan:
         return sum(tensor.nbytes for tensor in self.tensors[:number])
 
 
+class _Cut(NamedTuple):
+    """How bytes follow those of the last shard.
+
+    Attributes:
+        is_new: Whether they begin a new shard.
+        num_full: Shards that are full then and that another follows.
+        held: What the last one holds then.
+    """
+
+    is_new: bool
+    num_full: int
+    held: int
+
+
+def count_shards(tensors: Iterable[TensorInfo], shard_limit: int) -> int:
+    """Return how many shards `plan_shards` would plan, without planning one: a sparse file may need 2^50."""
+    count, held = 0, 0
+    for tensor in tensors:
+        is_new, num_full, held = _cut(held, align_up(tensor.nbytes, ALIGNMENT), shard_limit)
+        count += is_new + num_full
+    return count + bool(held)
+
+
 def plan_shards(
     tensors: Iterable[TensorInfo], shard_limit: int = DEFAULT_SHARD_LIMIT, *, has_sha256: bool = False
 ) -> ShardPlan:
@@ -105,22 +128,25 @@ def plan_shards(
     offset = 0
     for tensor in tensors:
         padded = align_up(tensor.nbytes, ALIGNMENT)
-        if lengths[-1] and lengths[-1] + padded > shard_limit >= padded:
+        is_new, num_full, held = _cut(lengths[-1], padded, shard_limit)
+        if is_new:
             lengths.append(0)
+        lengths[-1:] = [*[shard_limit] * num_full, held]
         placed.append(tensor._replace(offset=offset, shard=""))
         offset += padded
-        while padded:
-            if lengths[-1] == shard_limit:
-                lengths.append(0)
-            taken = min(padded, shard_limit - lengths[-1])
-            lengths[-1] += taken
-            padded -= taken
     shards: list[Shard] = []
     start = 0
     for number, nbytes in enumerate(lengths if offset else ()):
         shards.append(Shard(SHARD_NAME.format(number), start, nbytes))
         start += nbytes
     return ShardPlan(tuple(placed), tuple(shards), shard_limit, has_sha256)
+
+
+def _cut(held: int, nbytes: int, shard_limit: int) -> _Cut:
+    is_new = held > 0 and held + nbytes > shard_limit >= nbytes
+    total = nbytes + (0 if is_new else held)
+    num_full = max(total - 1, 0) // shard_limit  # one that is just full is the last one
+    return _Cut(is_new, num_full, total - num_full * shard_limit)
 
 
 def iter_write_chunks(shard_plan: ShardPlan, chunk_nbytes: int, first: int = 0) -> Iterator[Chunk]:

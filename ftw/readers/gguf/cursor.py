@@ -7,6 +7,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError
+from ftw.readers.tensor_budget import MAX_HEADERS_NBYTES
 
 if TYPE_CHECKING:
     from ftw.files import WeightFile
@@ -21,12 +22,19 @@ class Cursor:
         file: The file.
         byte_order: "<" or ">", as the struct module has it.
         subject: What is being read, as messages name it: "header", a key, a tensor.
+
+    Args:
+        file: The file.
+        byte_order: "<" or ">".
+        offset: Where to begin.
+        most: How many bytes are gone through at most, as a window may show; None for the whole file.
     """
 
-    __slots__ = ("_at", "_start", "_window", "byte_order", "file", "subject")
+    __slots__ = ("_at", "_end", "_start", "_window", "byte_order", "file", "subject")
 
-    def __init__(self, file: WeightFile, byte_order: str, offset: int = 0) -> None:
+    def __init__(self, file: WeightFile, byte_order: str, offset: int = 0, most: int | None = None) -> None:
         self.file = file
+        self._end = file.nbytes if most is None else offset + most
         self.byte_order = byte_order
         self.subject = "header"
         self._start = offset  # where the window begins in the file
@@ -128,6 +136,9 @@ class Cursor:
         if nbytes > self.remaining:
             problem = f"{nbytes} bytes are needed at byte {self.position}, but only {self.remaining} remain in the file"
             raise self.error(problem)
+        if self.position + nbytes > self._end:
+            problem = f"the header reaches byte {self.position + nbytes} at least"
+            raise self.error(f"{problem}, at most {MAX_HEADERS_NBYTES} bytes are allowed for all of a checkpoint")
 
     def _hold(self, nbytes: int) -> None:
         """Make the window hold the next bytes, at most `WINDOW_NBYTES`."""

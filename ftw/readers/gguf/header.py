@@ -86,7 +86,7 @@ def read_gguf_header(file: WeightFile, budget: TensorBudget) -> GgufHeader:
         CheckpointError: The header breaks the format in any way, or describes more than the budget has.
     """
     byte_order, version = _read_magic(file)
-    cursor = Cursor(file, byte_order, len(MAGIC) + 4)
+    cursor = Cursor(file, byte_order, len(MAGIC) + 4, most=budget.nbytes_left)
     num_tensors, num_keys = cursor.unpack("QQ")
     cursor.check_count("the number of keys", num_keys, MIN_ENTRY_NBYTES)
     cursor.check_count("the number of tensors", num_tensors, _MIN_TENSOR_NBYTES)
@@ -132,7 +132,7 @@ def _read_tensors(cursor: Cursor, count: int, budget: TensorBudget) -> list[RawT
         names.add(name)
         cursor.subject = name
         tensors.append(_read_tensor(cursor, name, types))
-        budget.add_header(cursor.position - begin)
+        budget.add_header(cursor.position - begin, cursor.file.path)
         budget.take(TENSOR_NBYTES + getsizeof(name), cursor.file.path, "header")
     return tensors
 

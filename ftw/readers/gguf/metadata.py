@@ -13,6 +13,7 @@ value      1, 2, 4 or 8 for numbers; 1 for a bool, 0 or 1; a string as a key; fo
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 from sys import getsizeof
@@ -22,6 +23,8 @@ from ftw.files import MAX_DEPTH, short_repr
 from ftw.readers.gguf.cursor import Cursor
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftw.files import WeightFile
     from ftw.readers.tensor_budget import TensorBudget
 
@@ -31,7 +34,10 @@ MAX_NAME_NBYTES = 65535
 MAX_TEXT_NBYTES = 8 << 20  # of all strings outside of arrays; as Python objects they take up to four times as much
 _KEY_NBYTES = 200  # of a key-value beside both; of an array more, of a number less
 MAX_ALIGNMENT = 1 << 20
-MAX_WALKED = 1 << 24  # elements that are passed over one by one: a sparse file could have any number of them
+# Elements of all arrays of a model that are passed over one by one: a sparse file could have any number of them. The
+# longest vocabulary has 262,144 tokens and 514,000 merges; no model has arrays in arrays.
+MAX_STRINGS = 1 << 22
+MAX_ARRAYS = 1 << 16
 ALIGNMENT_KEY = "general.alignment"
 ARCHITECTURE_KEY = "general.architecture"
 # What a conversion to FTW adds to the copy of the metadata that it leaves beside the weights.
@@ -75,6 +81,7 @@ _MIN_NBYTES: dict[ValueType, int] = {
     ValueType.STRING: 8,
     ValueType.ARRAY: 12,
 }
+_MAX_WALKED: dict[ValueType, int] = {ValueType.STRING: MAX_STRINGS, ValueType.ARRAY: MAX_ARRAYS}
 
 
 class GgufMetadata(NamedTuple):
@@ -123,7 +130,7 @@ class MetadataArray:
                 items.extend(_read_elements(cursor, kind, left))
             elif left:
                 items.append([])
-                pending += [(items, kind, left - 1), (items[-1], *_read_array_head(cursor))]
+                pending += [(items, kind, left - 1), (items[-1], *_read_array_head(cursor, Counter()))]
         return elements
 
 
@@ -145,8 +152,8 @@ def read_metadata(cursor: Cursor, count: int, budget: TensorBudget) -> GgufMetad
         cursor.subject = key
         kind = metadata.types[key] = _read_type(cursor)
         start = cursor.position
-        value = metadata.values[key] = _read_value(cursor, key, kind, text_nbytes)
-        budget.add_header(len(key) if kind is ValueType.ARRAY else cursor.position - begin)  # arrays stay in the file
+        value = metadata.values[key] = _read_value(cursor, key, kind, text_nbytes, budget)
+        _count_bytes(cursor.position - begin, len(key) if kind is ValueType.ARRAY else None, budget, cursor.file.path)
         budget.take(_KEY_NBYTES + getsizeof(key) + getsizeof(value), cursor.file.path, "header")
         text_nbytes += cursor.position - start if kind is ValueType.STRING else 0
         if key == ALIGNMENT_KEY:
@@ -155,6 +162,12 @@ def read_metadata(cursor: Cursor, count: int, budget: TensorBudget) -> GgufMetad
             found = "is empty" if kind is ValueType.STRING else f"is a {kind.name}"
             raise cursor.error(f"{found}, the name of an architecture is needed")
     return metadata
+
+
+def _count_bytes(nbytes: int, kept: int | None, budget: TensorBudget, path: Path) -> None:
+    """Count the bytes of a key-value; of an array, which stays in the file, those of its key alone are kept."""
+    budget.add_header(nbytes if kept is None else kept, path)
+    budget.add_skipped(0 if kept is None else nbytes - kept, path)
 
 
 def read_name(cursor: Cursor) -> str:
@@ -179,7 +192,7 @@ def _read_type(cursor: Cursor) -> ValueType:
         raise cursor.error(f"value type is {code}, allowed are 0 to {max(ValueType)}") from None
 
 
-def _read_value(cursor: Cursor, key: str, kind: ValueType, text_nbytes: int) -> Any:
+def _read_value(cursor: Cursor, key: str, kind: ValueType, text_nbytes: int, budget: TensorBudget) -> Any:
     """Read one value; `text_nbytes` is what the strings before it took."""
     if kind is ValueType.STRING:
         length = cursor.read_u64()
@@ -189,23 +202,27 @@ def _read_value(cursor: Cursor, key: str, kind: ValueType, text_nbytes: int) -> 
             raise cursor.error(problem)
         return _decode(cursor, cursor.read_bytes(length), "its text")
     if kind is ValueType.ARRAY:
-        element_type, count = _read_array_head(cursor)
+        element_type, count = _read_array_head(cursor, budget.num_walked)
         array = MetadataArray(cursor.file, cursor.byte_order, key, element_type.name, count, cursor.position)
-        _skip_elements(cursor, element_type, count)
+        _skip_elements(cursor, element_type, count, budget.num_walked)
         return array
     return _read_elements(cursor, kind, 1)[0]
 
 
-def _read_array_head(cursor: Cursor) -> tuple[ValueType, int]:
+def _read_array_head(cursor: Cursor, num_walked: Counter[str]) -> tuple[ValueType, int]:
+    """Read what the elements of an array are and how many; `num_walked` counts those that are passed over singly."""
     kind = _read_type(cursor)
     count = cursor.read_u64()
     cursor.check_count("its number of elements", count, _MIN_NBYTES[kind])
-    if kind in (ValueType.STRING, ValueType.ARRAY) and count > MAX_WALKED:
-        raise cursor.error(f"is an array of {count} {kind.name} elements, at most {MAX_WALKED} are allowed")
+    if kind in _MAX_WALKED:
+        num_walked[kind.name] += count
+        if num_walked[kind.name] > _MAX_WALKED[kind]:
+            found = f"is an array of {count} {kind.name} elements, {num_walked[kind.name]} in all arrays up to here"
+            raise cursor.error(f"{found}, at most {_MAX_WALKED[kind]} are allowed")
     return kind, count
 
 
-def _skip_elements(cursor: Cursor, kind: ValueType, count: int) -> None:
+def _skip_elements(cursor: Cursor, kind: ValueType, count: int, num_walked: Counter[str]) -> None:
     """Pass over the elements of an array, and of those in it, by a list instead of by recursion."""
     pending = [(kind, count)]
     while pending:
@@ -215,7 +232,7 @@ def _skip_elements(cursor: Cursor, kind: ValueType, count: int) -> None:
         elif kind is not ValueType.ARRAY:
             cursor.skip(left * _MIN_NBYTES[kind])
         elif left:
-            pending += [(kind, left - 1), _read_array_head(cursor)]
+            pending += [(kind, left - 1), _read_array_head(cursor, num_walked)]
             if len(pending) > MAX_DEPTH:
                 raise cursor.error(f"its arrays are nested more than {MAX_DEPTH} levels deep")
 
