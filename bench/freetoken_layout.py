@@ -22,6 +22,7 @@ from typing import Any
 
 import ftw
 
+from .child import python_command
 from .environment import describe_environment
 from .timing import SET_CACHE
 
@@ -33,12 +34,20 @@ _FIELDS = {"VmRSS": "resident", "RssShmem": "shared"}
 
 def run(source: Path, work: Path) -> dict[str, Any]:
     """Convert a source both ways, several times."""
-    python = sys.executable
     targets = {"ft checkpoint": work / "own", "ftw convert --layout freetoken": work / "ftw"}
     commands = {
-        "ft checkpoint": [python, "-m", "freetoken.checkpoint", "--model", str(source), "--out", str(work / "own")],
+        "ft checkpoint": [
+            sys.executable,
+            "-P",
+            "-m",
+            "freetoken.checkpoint",
+            "--model",
+            str(source),
+            "--out",
+            str(work / "own"),
+        ],
         "ftw convert --layout freetoken": [
-            *(python, "-c", _FTW, "convert", str(source), str(work / "ftw")),
+            *python_command(_FTW, "convert", str(source), str(work / "ftw")),
             *("--layout", "freetoken", "--embed", "host", "--progress", "none"),
         ],
     }

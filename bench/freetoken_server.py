@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import ftw
 
+from .child import python_command
 from .environment import describe_environment
 from .freetoken_models import Sizes, write_qwen3_5_moe, write_qwen3_moe
 
@@ -169,7 +170,7 @@ def _prepare(name: str, work: Path, sizes: Sizes) -> dict[str, Path]:
     if not source.exists():
         _MODELS[name](source, sizes)
     if not own.exists():
-        command = [sys.executable, "-m", "freetoken.checkpoint", "--model", str(source), "--out", str(own)]
+        command = [sys.executable, "-P", "-m", "freetoken.checkpoint", "--model", str(source), "--out", str(own)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     if not ours.exists():
         ftw.convert(source, ours, layout="freetoken", embed="host")
@@ -216,7 +217,7 @@ def slots(work: Path, results: Path, free_bytes: int = 6 << 30, repeats: int = 3
     sizes = Sizes(layers=6, experts=128)
     ours = _prepare_large(work, sizes)
     holder = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(free_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        python_command(_HOLDER, str(free_bytes)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout is not None
     assert holder.stdin is not None

@@ -39,6 +39,8 @@ folder, seen = os.getcwd(), []
 def record(event, arguments):
     if event in ("open", "ctypes.dlopen", "os.listdir", "os.scandir", "shutil.copyfile") and arguments:
         name = arguments[0] if isinstance(arguments[0], (str, bytes)) else ""
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_EXCL:
+            return  # made anew, in a folder that is open: nothing that is there can be opened so
         path = os.path.abspath(os.fsdecode(name) or ".")
         if name and event != "os.listdir" and os.path.dirname(path) == folder and os.path.basename(path) in traps:
             seen.append(f"{event} {path}")

@@ -21,7 +21,7 @@ import ftw
 from ftw.conversion import metadata_files
 from ftw.errors import CheckpointError
 from ftw.files import Roots, WeightFile, open_plain_file, read_json_file
-from ftw.host import open_to_read, safe_open
+from ftw.host import OpenFolder, open_to_read, safe_open
 
 SECRET = "SECRET"
 SHARDS = ("a.safetensors", "sub/b.safetensors")
@@ -92,7 +92,8 @@ def use(source: Path, out: Path, opened: Callable[[], None] = lambda: None) -> I
         files, left_out = metadata_files.choose(checkpoint)
         yield files, left_out
         out.mkdir()
-        metadata_files.copy(files, checkpoint.roots or Roots(source), out)
+        with OpenFolder(out) as folder:
+            metadata_files.copy(files, checkpoint.roots or Roots(source), folder)
 
 
 def outcome(source: Path, out: Path, opened: Callable[[], None] = lambda: None) -> str:
