@@ -7,7 +7,7 @@ import pytest
 import ftw
 
 NAMES = """
-Checkpoint CheckpointError ClosedError ConversionResult DeviceError FtwError HostEmbedding LoadedModel
+Checkpoint CheckpointError ClosedError ConversionResult DeviceError FtwError HostEmbedding HostTable LoadedModel
 LookupArgumentError MemoryReport ModelConfig NotEligibleError OffloadedModel OutputError PinError Report
 SharedMemoryError SourceNotFoundError TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory
 offload open_checkpoint verify
