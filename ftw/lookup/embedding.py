@@ -198,7 +198,7 @@ class HostEmbedding(nn.Module):
         """Compile all kernels that lookups of up to `max_ids` ids may run, captured or not, and the hot rows' own.
 
         Call it before serving: a kernel that is compiled later makes a request wait. The ids are outside of the table,
-        so no row is read, and nothing counted or changed. On a CPU there is nothing to compile. Left out are kernels for
+        so no row is read, and nothing counted or changed. On a CPU there is nothing to compile. Left out are those for
         an `out` at an address that is not a multiple of 16.
 
         Args:

@@ -31,15 +31,15 @@ _OUTSIDE = -1  # an id of no table
 
 
 class TrialIds(NamedTuple):
-    """Ids to be looked up: `count` of a dtype, that begin `offset` elements behind an aligned address."""
+    """Ids to be looked up: `num_ids` of a dtype, that begin `offset` elements behind an aligned address."""
 
     dtype: torch.dtype
     offset: int
-    count: int
+    num_ids: int
 
     def make(self, device: torch.device) -> torch.Tensor:
         """Return them."""
-        return torch.full((self.offset + self.count,), _OUTSIDE, dtype=self.dtype, device=device)[self.offset :]
+        return torch.full((self.offset + self.num_ids,), _OUTSIDE, dtype=self.dtype, device=device)[self.offset :]
 
 
 def warm_up_lookups(

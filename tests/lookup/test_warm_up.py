@@ -54,7 +54,7 @@ def test_trials_cover_every_kernel_of_later_lookups(
 def test_trials_are_of_ids_that_no_table_has() -> None:
     trials = plan_trials("t", 40, INDEX_DTYPES)
     assert {trial.dtype for trial in trials} == set(INDEX_DTYPES)
-    assert max(trial.count for trial in trials) == 40
+    assert max(trial.num_ids for trial in trials) == 40
     assert all((trial.make(torch.device("cpu")) == -1).all() for trial in trials)
 
 
