@@ -1,7 +1,10 @@
 """Tables that are filled after they were allocated, and filled anew while they are looked up."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from builders import llama_config, llama_tensors, write_checkpoint
 
 import ftw
 from ftw.lookup.embedding import HostEmbedding
@@ -99,4 +102,14 @@ def test_closed_table_is_not_refilled() -> None:
     embedding = filled()
     embedding.close()
     with pytest.raises(ftw.ClosedError), embedding.refill():
+        pass
+
+
+def test_table_that_processes_share_is_not_refilled(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path, llama_tensors(), llama_config())
+    with (
+        ftw.load(source, embed="host", device="cpu", share="node") as model,
+        pytest.raises(ftw.LookupArgumentError, match="is shared by the processes of this host"),
+        model.embedding.refill(),
+    ):
         pass
