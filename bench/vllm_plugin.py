@@ -129,7 +129,7 @@ def step_eager(out: Path, models: Path) -> dict[str, Any]:
 def step_graphs(out: Path, models: Path) -> dict[str, Any]:
     """Compiled models on one cache: stock, ftw, stock, ftw; the last two reload other weights."""
     model, other = make("untied", models), make("other", models)
-    environ = {"VLLM_CACHE_ROOT": str(out / "cache")}
+    environ = {"VLLM_CACHE_ROOT": str(models / "cache")}
     reload: list[dict[str, Any]] = [{"do": "reload", "path": str(other)}, TOKENS]
     first = run(out, "graphs-stock", model, TOKENS, environ=environ)
     second = run(out, "graphs-ftw", model, TOKENS, environ=environ, options=HOST)
@@ -191,7 +191,7 @@ def step_times(out: Path, models: Path) -> dict[str, Any]:
             }  # fmt: skip
     children = {}
     for number, (way, options) in enumerate(ways.items()):
-        environ = {"VLLM_CACHE_ROOT": str(out / f"cache-times-{number}")}
+        environ = {"VLLM_CACHE_ROOT": str(models / f"cache-times-{number}")}
         children[way] = Child(out, f"times-{number}", model, environ=environ, options={**fixed, **options})
     facts = {way: child.wait() for way, child in children.items()}
     working = {way: child for way, child in children.items() if "error" not in facts[way]}
