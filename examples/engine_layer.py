@@ -4,9 +4,9 @@ Engines make their modules first and fill parameters by a `weight_loader` while 
 one: its parameter lies in host memory, and no row is ever on the device. It has the ids, the padding and the order of
 ranks of `VocabParallelEmbedding` in vLLM and SGLang, without LoRA's added ids.
 
-`ftw.pinned.PinnedBuffer` is none of the names that `ftw` itself exports, and may change with a release. It takes memory
-in huge pages and page-locks it once it is filled. `torch.empty(..., pin_memory=True)` without a `buffer` does as well,
-and takes up to twice the table, since torch rounds page-locked memory up to a power of two.
+`ftw.HostTable` is the memory: it is filled first and page-locked then, in huge pages, and takes as much as the table
+has. `torch.empty(..., pin_memory=True)` would take up to twice as much, since torch rounds page-locked memory up to a
+power of two. New weights go into the same place, so captured graphs see them.
 
     python examples/engine_layer.py
 """
@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 import ftw
-from ftw.pinned import PinnedBuffer
 
 PADDING = 64
 
@@ -49,10 +48,8 @@ class HostVocabEmbedding(nn.Module):
         if self.vocab_range[1] <= 0:
             raise ValueError(f"rank {rank} of {size} has none of {num_embeddings} ids")
         self.reduce, self.hot_bytes = reduce, hot_bytes
-        self.device = torch.empty(0, device=device).device  # with its index
-        self.buffer = PinnedBuffer(self.vocab_range[1] * embedding_dim * dtype.itemsize, device=self.device)
-        rows = torch.frombuffer(self.buffer.view(), dtype=torch.uint8).view(dtype).view(-1, embedding_dim)
-        self.weight: nn.Parameter | None = nn.Parameter(rows, requires_grad=False)
+        self.table = ftw.HostTable(self.vocab_range[1], embedding_dim, dtype=dtype, name="embed_tokens", device=device)
+        self.weight: nn.Parameter | None = nn.Parameter(self.table.rows, requires_grad=False)
         self.weight.weight_loader = self.weight_loader  # type: ignore[attr-defined]
         self.rows: ftw.HostEmbedding | None = None
 
@@ -60,16 +57,19 @@ class HostVocabEmbedding(nn.Module):
         """Copy this rank's rows out of the whole table."""
         parameter.data.copy_(loaded.narrow(0, *self.vocab_range))
 
-    def finish(self) -> None:
+    def finish(self, max_ids: int = 8192) -> None:
         """Page-lock the rows where they are; from here on they are no parameter, which nothing moves or casts."""
-        if self.weight is None:
-            return
-        table, self.weight = self.weight.data, None
-        if self.device.type == "cuda":
-            self.buffer.pin(self.device)
-        self.rows = ftw.HostEmbedding(
-            table, buffer=self.buffer, vocab_range=self.vocab_range, hot_bytes=self.hot_bytes, device=self.device
-        )
+        if self.rows is None:
+            self.weight = None
+            self.rows = self.table.finish(vocab_range=self.vocab_range, hot_bytes=self.hot_bytes)
+            self.rows.warm_up(max_ids)  # so that no request waits for a compiler
+
+    def reload(self, loaded: torch.Tensor) -> None:
+        """Copy this rank's rows out of another table, between steps."""
+        if self.rows is None:
+            raise RuntimeError("finish() comes before a reload")
+        with self.rows.refill() as rows:
+            rows.copy_(loaded.narrow(0, *self.vocab_range))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return `[..., embedding_dim]`; ids of other ranks give zeros, which their ranks' rows are added to."""
@@ -91,6 +91,9 @@ def main() -> None:
     found = layers[0](ids) + layers[1](ids)
     print(f"ids of rank 0 and 1: {layers[0].vocab_range}, {layers[1].vocab_range}")
     print(f"rows equal the table's: {torch.equal(found, table.to(device)[ids])}")
+    for layer in layers:
+        layer.reload(-table)
+    print(f"and a new table's: {torch.equal(layers[0](ids) + layers[1](ids), -table.to(device)[ids])}")
     for layer in layers:
         if layer.rows is not None:
             layer.rows.close()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftw.conversion import ConversionResult, VerifyResult, convert, verify
     from ftw.integrations import offload
     from ftw.loading import LoadedModel, load
-    from ftw.lookup import HostEmbedding
+    from ftw.lookup import HostEmbedding, HostTable
     from ftw.memory import MemoryReport
     from ftw.offloading import OffloadedModel
     from ftw.tensors import TensorInfo
@@ -44,6 +44,7 @@ __all__ = [
     "DeviceError",
     "FtwError",
     "HostEmbedding",
+    "HostTable",
     "LoadedModel",
     "LookupArgumentError",
     "MemoryReport",
@@ -74,7 +75,7 @@ _ROOMS = {
     "ftw.conversion": ("ConversionResult", "VerifyResult", "convert", "verify"),
     "ftw.integrations": ("offload",),
     "ftw.loading": ("LoadedModel", "load"),
-    "ftw.lookup": ("HostEmbedding",),
+    "ftw.lookup": ("HostEmbedding", "HostTable"),
     "ftw.memory": ("MemoryReport",),
     "ftw.offloading": ("OffloadedModel",),
     "ftw.tensors": ("TensorInfo",),

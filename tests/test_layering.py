@@ -39,6 +39,7 @@ ROOMS = {
     "loading": {"ground", "host", "host.shared", "files", "checkpoint", "verdict", "pinned", "kernels", "lookup"},
     "offloading": {"ground", "host", "checkpoint", "pinned", "kernels", "lookup"},
     "integrations": {"ground", "lookup", "offloading", "integrations.transformers"},
+    "integrations.vllm": {"ground", "checkpoint", "verdict", "pinned", "lookup", "loading", "offloading"},
     "integrations.transformers": {
         *("ground", "checkpoint", "verdict", "pinned", "lookup", "loading", "offloading"),
     },
@@ -56,7 +57,7 @@ ROOMS = {
 }
 GROUND = {"errors", "sizes", "dtypes", "tensors", "ggml_types", "_version"}
 WITH_TORCH = {"pinned", "kernels", "kernels.jit", "lookup", "loading", "offloading"}
-WITH_TORCH |= {"integrations", "integrations.transformers"}
+WITH_TORCH |= {"integrations", "integrations.transformers", "integrations.vllm"}
 
 
 def modules() -> list[Path]:
@@ -136,6 +137,7 @@ def test_room_offers_only_what_others_ask_for() -> None:
     offered = offers()
     public = offered.pop("integrations.transformers")
     assert public == {f"ftw.integrations.transformers.{name}" for name in ("close", "load", "offload_model")}
+    assert offered.pop("integrations.vllm") == {"ftw.integrations.vllm.register"}  # what vLLM asks for
     assert set().union(*offered.values()) - asked == set()
 
 

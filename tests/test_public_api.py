@@ -7,7 +7,7 @@ import pytest
 import ftw
 
 NAMES = """
-Checkpoint CheckpointError ClosedError ConversionResult DeviceError FtwError HostEmbedding LoadedModel
+Checkpoint CheckpointError ClosedError ConversionResult DeviceError FtwError HostEmbedding HostTable LoadedModel
 LookupArgumentError MemoryReport ModelConfig NotEligibleError OffloadedModel OutputError PinError Report
 SharedMemoryError SourceNotFoundError TensorInfo UnknownTensorError VerifyResult __version__ convert inspect load memory
 offload open_checkpoint verify
@@ -33,7 +33,10 @@ def test_unknown_name_is_an_attribute_error() -> None:
 def test_functions_stay_functions_when_all_modules_are_imported() -> None:
     script = (
         "import importlib, pkgutil, ftw\n"
-        "for found in pkgutil.walk_packages(ftw.__path__, 'ftw.'): importlib.import_module(found.name)\n"
+        "for found in pkgutil.walk_packages(ftw.__path__, 'ftw.'):\n"
+        "    try: importlib.import_module(found.name)\n"
+        "    except ModuleNotFoundError as error:\n"  # vLLM is not among what the tests need
+        "        if error.name != 'vllm': raise\n"
         "print(sorted(name for name in ftw.__all__ if callable(getattr(ftw, name))))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -4,7 +4,9 @@ Imports: `ftw.kernels`, `ftw.pinned`.
 """
 
 from ftw.lookup.embedding import HostEmbedding
+from ftw.lookup.host_table import HostTable
+from ftw.lookup.lookup_op import is_taken
 from ftw.lookup.row_options import RowOptions, make_embedding
 from ftw.lookup.sharded_embedding import ShardedEmbedding
 
-__all__ = ["HostEmbedding", "RowOptions", "ShardedEmbedding", "make_embedding"]
+__all__ = ["HostEmbedding", "HostTable", "RowOptions", "ShardedEmbedding", "is_taken", "make_embedding"]

@@ -13,9 +13,12 @@ from ftw.lookup.lookup_op import compiled_lookup
 from ftw.lookup.prefetch import Prefetch, PrefetchQueue
 from ftw.lookup.row_format import make_row_format
 from ftw.lookup.table_storage import TableStorage
+from ftw.lookup.warm_up import INDEX_DTYPES, warm_up_lookups
+from ftw.pinned import resolve_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from ftw.kernels import HotRowBuffers
     from ftw.pinned import MemoryReport, PinnedBuffer
@@ -53,6 +56,7 @@ class HostEmbedding(nn.Module):
         scale: float | None = None,
         num_slices: int | None = None,
         device: torch.device | str | None = None,
+        handle: str | None = None,
     ) -> None:
         """Wrap a table.
 
@@ -77,15 +81,18 @@ class HostEmbedding(nn.Module):
                 type, and the product once more.
             num_slices: Cuts rows for `layer`.
             device: Where the hot rows live; None for the current GPU where the table is page-locked, else the CPU.
+            handle: By which compiled code finds the table. Choose one, the same in each process, if such code is stored
+                on disk; None for one that is right in this process alone. No two tables that are open may have one.
 
         Raises:
             LookupArgumentError: The table is no contiguous matrix, `dtype` no floating-point type of torch, or the
                 table does not hold whole blocks of `ggml_type`, or there is no such type, or `vocab_range` is longer
                 than the table; or its rows cannot be scaled or cut as is asked for, or it shall have hot rows and is
-                on the device.
+                on the device; or `handle` is not allowed, or another table has it.
             DeviceError: torch has no such device.
         """
         super().__init__()
+        self._reader = None if device is None else resolve_device(device)
         row_format = make_row_format(name, table, dtype, ggml_type, vocab_range, scale, num_slices)
         table = table if vocab_range is None else table[: row_format.rows]
         num_slots = count_slots(name, table, hot_rows, hot_bytes)
@@ -95,7 +102,9 @@ class HostEmbedding(nn.Module):
         self.placement = placement
         self.ggml_type = ggml_type
         self._format = row_format
-        self._storage = TableStorage(name, table, row_format, buffer, hot, is_hot_asked=num_slots is not None)
+        self._storage = TableStorage(
+            name, table, row_format, buffer, hot, is_hot_asked=num_slots is not None, handle=handle
+        )
         self._prefetches = PrefetchQueue(name, self._storage.side_streams)
 
     def __getattr__(self, name: str) -> Any:
@@ -149,6 +158,11 @@ class HostEmbedding(nn.Module):
         return self._storage.pinned_nbytes
 
     @property
+    def handle(self) -> str:
+        """By which compiled code finds the table."""
+        return self._storage.handle
+
+    @property
     def hot(self) -> HotRowBuffers | None:
         """The hot rows as the kernels take them: their slots, the rows, the counts; None without any, or closed."""
         hot_rows = self._storage.hot_rows
@@ -173,6 +187,45 @@ class HostEmbedding(nn.Module):
         row_format = self._format
         columns = columns or (0, row_format.columns)
         return compiled_lookup(self.name, ids, self._storage.handle, columns, row_format.dtype, out)
+
+    def warm_up(
+        self,
+        max_ids: int,
+        *,
+        dtypes: Sequence[torch.dtype] = INDEX_DTYPES,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Compile all kernels that lookups of up to `max_ids` ids may run, captured or not, and the hot rows' own.
+
+        Call it before serving: a kernel that is compiled later makes a request wait. The ids are outside of the table,
+        so no row is read, and nothing counted or changed. On a CPU there is nothing to compile. Left out are those for
+        an `out` at an address that is not a multiple of 16.
+
+        Args:
+            max_ids: The most ids of one lookup, such as the tokens of the largest batch.
+            dtypes: Of the ids that will be looked up.
+            device: Whose kernels; None for that of the table, or that it was made for, or the current GPU.
+
+        Raises:
+            LookupArgumentError: `max_ids` is no number from 1 on, or one of `dtypes` is not int32 or int64.
+            DeviceError: torch has no such device.
+            ClosedError: The memory has been given back.
+        """
+        where = self._reader_of(device)
+        warm_up_lookups(self._storage, self._format, max_ids, dtypes, where)
+
+    def refill(self) -> AbstractContextManager[torch.Tensor]:
+        """Return a context that gives the table to be written: `with embedding.refill() as rows: rows.copy_(new)`.
+
+        It begins when the device has finished all lookups, and ends when all is written. Lookups after it give the new
+        rows, replays of CUDA graphs that were captured before among them; the same ids stay hot. No other thread may
+        look up meanwhile. Rows of a shard's padding are not part of `rows`.
+
+        Raises:
+            LookupArgumentError: Other processes share the table (`share="node"`).
+            ClosedError: The memory has been given back.
+        """
+        return self._storage.refill(self._reader)
 
     def set_hot_rows(self, ids: torch.Tensor | Sequence[int]) -> None:
         """Make the rows of these ids the hot ones, and no others; on the current stream, as `update_hot_rows`.
@@ -251,6 +304,16 @@ class HostEmbedding(nn.Module):
         The next `wait` would return the rows of the oldest of them. In a CUDA graph they have to be waited for.
         """
         self._prefetches.drop()
+
+    def _reader_of(self, device: torch.device | str | None) -> torch.device:
+        """Return the device whose kernels read the table."""
+        if device is not None:
+            return resolve_device(device)
+        if self._storage.table.is_cuda:
+            return self._storage.table.device
+        if self._reader is not None:
+            return self._reader
+        return resolve_device(None if torch.cuda.is_available() and self._storage.table.is_pinned() else "cpu")
 
     def close(self) -> None:
         """Give the memory back, once the device has finished.

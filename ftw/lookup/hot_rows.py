@@ -86,6 +86,10 @@ class HotRows:
         self._change(row_numbers, scores > 0)
         counts.bitwise_right_shift_(1).bitwise_and_(_INT32_MAX)
 
+    def warm_up(self) -> None:
+        """Run the kernel that fetches rows once, which changes none."""
+        self._fetch(self._residents[:-1])
+
     def count(self, ids: torch.Tensor, first_id: int) -> None:
         """Add 1 for each of these ids, of which `first_id` is the first row's; where no kernel does."""
         numbers = ids.reshape(-1).to(torch.int64)

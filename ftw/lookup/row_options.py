@@ -22,6 +22,7 @@ class RowOptions(NamedTuple):
     hot_bytes: int | None = None
     scale: float | None = None
     num_slices: int | None = None
+    handle: str | None = None
 
 
 def make_embedding(

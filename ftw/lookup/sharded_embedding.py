@@ -48,6 +48,7 @@ class ShardedEmbedding(HostEmbedding):
         self._num_embeddings = num_embeddings
         self._shard = (shard,)  # a tuple, so that it is no submodule
         self._format = shard._format
+        self._reader = shard._reader
         self._storage = shard._storage
         finish = functools.partial(_add_up, group=group)
         self._prefetches = PrefetchQueue(shard.name, self._storage.side_streams, finish)

@@ -6,7 +6,10 @@ pickled.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
 
 from ftw.errors import ClosedError, LookupArgumentError, printable
 from ftw.lookup.eager_lookup import EagerLookup
@@ -14,7 +17,7 @@ from ftw.lookup.lookup_op import register
 from ftw.lookup.prefetch import SideStreams
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Iterator
 
     from ftw.lookup.hot_rows import HotRows
     from ftw.lookup.row_format import RowFormat
@@ -40,12 +43,17 @@ class TableStorage:
         hot_rows: HotRows | None = None,
         *,
         is_hot_asked: bool = False,
+        handle: str | None = None,
     ) -> None:
-        """Hold a table; `is_hot_asked` where it shall have hot rows, though there may be room for none."""
+        """Hold a table; `is_hot_asked` where it shall have hot rows, though there may be room for none.
+
+        Raises:
+            LookupArgumentError: The handle that was chosen is not allowed, or another table has it.
+        """
         self.name = name
         self.hot_rows = hot_rows
         self.side_streams = SideStreams()
-        self.handle = register(self)
+        self.handle = register(self, handle)
         self._is_hot_asked = is_hot_asked
         self._table: torch.Tensor | None = table
         self._lookup: EagerLookup | None = EagerLookup(self, row_format)
@@ -61,6 +69,11 @@ class TableStorage:
         if self._table is None:
             raise self._closed()
         return self._table
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the memory has been given back."""
+        return self._table is None
 
     @property
     def pinned_nbytes(self) -> int:
@@ -95,6 +108,31 @@ class TableStorage:
             raise LookupArgumentError(f"{printable(self.name)}: {problem}")
         return self.hot_rows
 
+    @contextlib.contextmanager
+    def refill(self, reader: torch.device | None) -> Iterator[torch.Tensor]:
+        """Hand the table out to be written, as `ftw.lookup.embedding.HostEmbedding.refill` does.
+
+        Raises:
+            LookupArgumentError: Other processes share the table.
+            ClosedError: The memory has been given back.
+        """
+        table, hot_rows = self.table, self.hot_rows
+        if self._buffer is not None and self._buffer.is_shared:
+            problem = "is shared by the processes of this host, whose hot rows would keep the old rows; load it anew"
+            raise LookupArgumentError(f"{printable(self.name)}: table: {problem}")
+        self.side_streams.join()
+        numbers = None
+        if hot_rows is not None:
+            numbers = hot_rows.row_numbers()
+            hot_rows.set(numbers[:0])
+        _synchronize(table, reader)  # no kernel reads the table while it is written
+        try:
+            yield table
+        finally:
+            _synchronize(table, reader)  # what a device has written is there
+            if hot_rows is not None and numbers is not None:
+                hot_rows.set(numbers)
+
     def close(self) -> None:
         """Give the memory back, once the device has finished; the second time there is nothing to do."""
         self._table = self._lookup = None
@@ -116,3 +154,10 @@ class TableStorage:
     def __reduce__(self) -> NoReturn:
         what = f"{printable(self.name)}: table: is memory of this process, which cannot be pickled"
         raise TypeError(f"{what}; save the state dict of its model instead")
+
+
+def _synchronize(table: torch.Tensor, reader: torch.device | None) -> None:
+    """Wait for the device that reads a table; there is none to wait for if CUDA was never used."""
+    device = table.device if table.is_cuda else reader
+    if torch.cuda.is_initialized() and (device is None or device.type == "cuda"):
+        torch.cuda.synchronize(device)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 import torch
 from torch import nn
 
+from ftw.checkpoint import find_token_embeddings
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -107,8 +109,9 @@ class _Live:
         """Climb from a module to a root."""
         names, seen = [attribute], {id(module)}
         while True:
-            above = (entry for entry in self.parents.get(id(module), []) if id(entry[0]) not in seen)
-            parent, name = next(above, (None, ""))
+            above = [entry for entry in self.parents.get(id(module), []) if id(entry[0]) not in seen]
+            # One that is both stands under two names, and a user knows the embedding, not the LM head.
+            parent, name = next((entry for entry in above if _is_embedding(entry[1])), (*above, (None, ""))[0])
             if parent is None:
                 return Place(".".join(reversed(names)), type(module).__name__)
             names.append(name)
@@ -130,6 +133,10 @@ def _thawed() -> Iterator[None]:
         if is_frozen:
             gc.collect()  # frozen garbage would never go
             gc.freeze()
+
+
+def _is_embedding(name: str) -> bool:
+    return bool(find_token_embeddings([f"{name}.weight"]))
 
 
 def _of_type(objects: list[object], kind: type[_Kind]) -> list[_Kind]:

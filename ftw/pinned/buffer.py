@@ -111,6 +111,11 @@ class PinnedBuffer:
         return pointer
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other processes may have this memory too."""
+        return not isinstance(self._memory, HostMemory)
+
+    @property
     def numa_policy(self) -> str:
         """How the pages were asked for: "bind", "preferred", "interleave" or "default"."""
         return getattr(self._memory, "numa_policy", "default")

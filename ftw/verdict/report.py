@@ -56,6 +56,7 @@ class Report:
             "tied": {"value": self.verdict.tied, "evidence": list(self.verdict.tie_evidence)},
             "host": {
                 "eligible": self.is_host_eligible,
+                "reason": self.verdict.token_embedding.reason,
                 "nbytes": sum(table.nbytes for table in self.verdict.eligible_tables),
             },
             "gain": asdict(self.gain),

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -207,8 +208,35 @@ def test_copy_is_found_after_the_original_is_gone() -> None:
 def test_table_that_is_gone_is_refused() -> None:
     handle = HostEmbedding(TABLE)._storage.handle
     gc.collect()
-    with pytest.raises(ftw.ClosedError, match=f"table {handle}: is gone"):
+    with pytest.raises(ftw.ClosedError, match=re.escape(f"{handle}: table: is not in this process")):
         torch.ops.ftw.lookup(IDS, handle, 0, 12, torch.bfloat16)
+
+
+def test_chosen_handle_is_the_constant_that_compilers_see() -> None:
+    embedding = HostEmbedding(TABLE, name="model.embed_tokens.weight", handle="model.embed_tokens")
+    graph = make_fx(embedding)(IDS)
+    handles = [node.args[1] for node in graph.graph.nodes if node.op == "call_function"]
+    assert handles == [embedding.handle] == ["model.embed_tokens"]
+
+
+def test_handle_of_another_open_table_is_refused_and_free_after_its_close() -> None:
+    first = HostEmbedding(TABLE, name="first", handle="same")
+    with pytest.raises(ftw.LookupArgumentError, match="second: handle: found 'same', which another table has"):
+        HostEmbedding(TABLE, name="second", handle="same")
+    first.close()
+    second = HostEmbedding(TABLE * 2, name="second", handle="same")
+    assert torch.equal(torch.ops.ftw.lookup(IDS[:1], "same", 0, 12, torch.bfloat16), second(IDS[:1]))
+
+
+@pytest.mark.parametrize("handle", ["", "#1 table", 7], ids=["empty", "own", "number"])
+def test_handle_that_is_not_allowed_is_refused(handle: object) -> None:
+    with pytest.raises(ftw.LookupArgumentError, match="t: handle: found"):
+        HostEmbedding(TABLE, name="t", handle=handle)  # type: ignore[arg-type]
+
+
+def test_handle_of_no_table_is_refused_by_its_name() -> None:
+    with pytest.raises(ftw.ClosedError, match=r"model\.embed_tokens: table: is not in this process"):
+        torch.ops.ftw.lookup(IDS, "model.embed_tokens", 0, 12, torch.bfloat16)
 
 
 def test_closed_table_is_refused_by_compiled_code() -> None:

@@ -508,3 +508,24 @@ def test_refused_options_leave_the_module_as_it_was() -> None:
         with pytest.raises(ftw.LookupArgumentError):
             ftw.offload(embedding, **options)  # type: ignore[arg-type]
     assert embedding.weight.data_ptr() == before
+
+
+@pytest.mark.parametrize("first", ["embed_tokens", "lm_head"])
+def test_embedding_that_is_the_lm_head_too_is_named_as_the_embedding(first: str) -> None:
+    class Inner(nn.Module):
+        def __init__(self, embedding: nn.Module) -> None:
+            super().__init__()
+            self.embed_tokens = embedding
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            embedding = nn.Embedding(8, 4)
+            if first == "lm_head":
+                self.lm_head = embedding
+            self.model = Inner(embedding)
+            self.lm_head = embedding
+
+    tied = Tied()
+    with pytest.raises(ftw.NotEligibleError, match=r"^model\.embed_tokens\.weight: memory: is also held by"):
+        ftw.offload(tied.lm_head)

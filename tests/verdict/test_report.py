@@ -99,7 +99,7 @@ def test_report_of_the_design_document(tmp_path: Path) -> None:
             }
         ],
         "tied": {"value": False, "evidence": ["config:tie_word_embeddings=false", "tensor:lm_head.weight"]},
-        "host": {"eligible": True, "nbytes": 622329856},
+        "host": {"eligible": True, "reason": "ok", "nbytes": 622329856},
         "gain": {
             "vram_bytes": 622329856,
             "expert_slot_bytes": 9437184,
@@ -128,7 +128,7 @@ def test_report_has_its_keys_in_their_order(tmp_path: Path, tensors: dict[str, A
     assert list(report) == KEYS
     assert [list(table) for table in report["tables"]] == [TABLE_KEYS] * len(report["tables"])
     assert list(report["tied"]) == ["value", "evidence"]
-    assert list(report["host"]) == ["eligible", "nbytes"]
+    assert list(report["host"]) == ["eligible", "reason", "nbytes"]
     assert list(report["gain"]) == GAIN_KEYS
     assert json.loads(json.dumps(report)) == report
 
@@ -136,7 +136,7 @@ def test_report_has_its_keys_in_their_order(tmp_path: Path, tensors: dict[str, A
 def test_tied_table_gains_nothing(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, llama_tensors(head=False), llama_config(tie_word_embeddings=True))
     report = ftw.inspect(tmp_path).to_dict()
-    assert report["host"] == {"eligible": False, "nbytes": 0}
+    assert report["host"] == {"eligible": False, "reason": "tied", "nbytes": 0}
     assert report["gain"] == dict(zip(GAIN_KEYS, [0, None, None, 32, 0], strict=True))
 
 

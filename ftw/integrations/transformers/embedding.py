@@ -8,6 +8,7 @@ load_state_dict()   takes equal bytes alone
 
 from __future__ import annotations
 
+import contextlib
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from ftw.integrations.transformers.weight_proxy import ON_GPU, WeightProxy
 from ftw.lookup import HostEmbedding, RowOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
 _SCALED = "ScaledWordEmbedding"  # ends the names of transformers' classes that multiply rows by `embed_scale`
@@ -72,6 +75,12 @@ class TransformersEmbedding(HostEmbedding):
     def pinned_nbytes(self) -> int:
         """Page-locked bytes: the table's, rounded up to whole pages; 0 on a CPU-only machine."""
         return self._host[0].pinned_nbytes
+
+    @contextlib.contextmanager
+    def refill(self) -> Iterator[torch.Tensor]:
+        """Give the table to be written anew; see `HostEmbedding.refill`."""
+        with self._host[0].refill(), super().refill() as rows:
+            yield rows
 
     def close(self) -> None:
         """Give the memory back, once the device has finished; see `HostEmbedding.close`."""
