@@ -123,7 +123,7 @@ def _find_modelopt(declared: _Declared) -> Callable[[str], Scheme | None]:
     if has_input_scale is None and algorithm == "NVFP4" and isinstance(groups, dict) and groups:
         is_weight_only = all(isinstance(one, dict) and one.get("input_activations") is None for one in groups.values())
         has_input_scale = False if is_weight_only else None
-    is_ignored = is_below(declared.names("ignore") or declared.names("exclude_modules"))
+    is_ignored = is_below(declared.source, declared.names("ignore") or declared.names("exclude_modules"))
     algorithms = {
         name: str(part.get("quant_algo") or "").upper() for name, part in declared.objects("quantized_layers").items()
     }
@@ -201,8 +201,8 @@ def _find_fp8(declared: _Declared) -> Callable[[str], Scheme | None]:
         allowed = " or ".join(f"[{block}, {block}]" for block in _BLOCK_SIZES)
         raise declared.refuse(f"weight_block_size is {short_repr(size)}, FreeToken reads {allowed}")
     skipped = declared.names("modules_to_not_convert") or ("lm_head",)  # as transformers skips without a list
-    is_skipped, holds_skipped = is_below(skipped), holds_part(skipped)
-    is_table = is_below(declared.names("modules_to_convert"))
+    is_skipped, holds_skipped = is_below(declared.source, skipped), holds_part(skipped)
+    is_table = is_below(declared.source, declared.names("modules_to_convert"))
     expert_dtype = config.get("expert_dtype") or declared.raw.get("expert_dtype")
     has_fp4_experts = str(expert_dtype).lower() == "fp4"
     scheme = Scheme("fp8_block", block=size[0])
@@ -218,7 +218,7 @@ def _find_fp8(declared: _Declared) -> Callable[[str], Scheme | None]:
 
 
 def _find_mxfp4(declared: _Declared) -> Callable[[str], Scheme | None]:
-    is_skipped = is_below(declared.names("modules_to_not_convert"))
+    is_skipped = is_below(declared.source, declared.names("modules_to_not_convert"))
     return lambda module: Scheme("mxfp4") if module.endswith(".experts") and not is_skipped(module) else None
 
 
