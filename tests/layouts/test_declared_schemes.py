@@ -102,9 +102,9 @@ def test_module_has_the_scheme_that_is_declared(tmp_path, declared, module, sche
     ("declared", "problem"),
     [
         ([], r"is \[\], an object is needed"),
-        ({"quant_method": "gptq"}, r"quant_method is gptq, FreeToken reads modelopt, "),
+        ({"quant_method": "gptq"}, r"quant_method is 'gptq', FreeToken reads modelopt, "),
         ({}, r"quant_method is missing"),
-        (modelopt("INT8"), r"quant_algo is INT8, FreeToken reads NVFP4"),
+        (modelopt("INT8"), r"quant_algo is 'INT8', FreeToken reads NVFP4"),
         (modelopt("FP8", ignore="lm_head"), r"ignore is 'lm_head', a list of names is needed"),
         (modelopt("MIXED_PRECISION"), r"quantized_layers must name the layers"),
         (modelopt("MIXED_PRECISION", quantized_layers={"a": 1}), r"an object of objects is needed"),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _BANK = "experts_bank"
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_MAX_NAME = 256  # characters of a name: what expressions take grows with its square
 _NO_PLACE = "FreeToken's model has no place for it"
 _TIED = "the model's head is its embedding"
 _NOT_USED = "FreeToken's kernels for experts do not use it"
@@ -180,6 +181,9 @@ class _Sorted:
         self.in_side_shards: list[str] = []
         tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.shard, tensor.name.encode()))
         for position, tensor in enumerate(tensors):
+            if len(tensor.name) > _MAX_NAME:
+                problem = f"has {len(tensor.name)} characters, at most {_MAX_NAME} are allowed in FreeToken's layout"
+                raise CheckpointError(checkpoint.source, tensor.name, problem)
             name = rename(family, tensor.name)
             reason = next((why for pattern, why in family.left_out if re.search(pattern, tensor.name)), None)
             if not family.refuses_others and _is_past(name, num_layers):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 KEY = "quantization_config"
 _OLD_FILE, _OLD_KEY = "hf_quant_config.json", "quantization"  # where ModelOpt wrote it before it was in config.json
+_MAX_GROUPS = 100  # of compressed-tensors, each of which is asked for each module
 _BLOCK_SIZES = (32, 128)
 _ROUTED_EXPERT = re.compile(r"\.experts(\.\d+(\.|$)|$)")
 
@@ -83,7 +84,7 @@ def read_declared_schemes(checkpoint: Checkpoint) -> DeclaredSchemes:
     method = str(declared.get("quant_method") or ("modelopt" if declared.get("quant_algo") else "")).lower()
     if method not in _METHODS:
         known = ", ".join(_METHODS)
-        problem = f"quant_method is {method or 'missing'}, FreeToken reads {known}"
+        problem = f"quant_method is {short_repr(method) if method else 'missing'}, FreeToken reads {known}"
         raise CheckpointError(checkpoint.source, KEY, problem)
     return DeclaredSchemes(_METHODS[method](_Declared(checkpoint.source, declared, raw)))
 
@@ -156,18 +157,23 @@ def _name_modelopt(declared: _Declared, algorithm: str, has_input_scale: bool) -
         "MXFP8": Scheme("mxfp8"),
     }
     if algorithm not in schemes:
-        raise declared.refuse(f"quant_algo is {algorithm or 'missing'}, FreeToken reads {', '.join(schemes)}")
+        raise declared.refuse(
+            f"quant_algo is {short_repr(algorithm) if algorithm else 'missing'}, FreeToken reads {', '.join(schemes)}"
+        )
     return schemes[algorithm]
 
 
 def _find_compressed_tensors(declared: _Declared) -> Callable[[str], Scheme | None]:
     is_ignored = is_target(declared.source, declared.names("ignore"), takes_classes=False)
+    parts = declared.objects("config_groups").values()
+    if len(parts) > _MAX_GROUPS:
+        raise declared.refuse(f"config_groups are {len(parts)}, at most {_MAX_GROUPS} are allowed")
     groups = [
         (
             is_target(declared.source, declared.names("targets", group), takes_classes=True),
             _name_compressed_tensors(declared, group),
         )
-        for group in declared.objects("config_groups").values()
+        for group in parts
     ]
     return lambda module: (
         None if is_ignored(module) else next((scheme for is_named, scheme in groups if is_named(module)), None)
