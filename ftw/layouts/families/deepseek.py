@@ -182,18 +182,18 @@ def _finish_v41(checkpoint: Checkpoint, tensors: list[DenseTensor]) -> list[Dens
 
 def _stack(source: str, biases: dict[int, DenseTensor], num_layers: int) -> DenseTensor:
     """Return the biases of all layers as one tensor `[layers, experts]`."""
-    for layer in range(num_layers):
+    for layer in range(max(num_layers, 1)):
         if layer not in biases:
             problem = "is missing, FreeToken chooses the experts of image tokens by it"
             raise CheckpointError(source, f"layers.{layer}.ffn.gate.bias_vl", problem)
-    parts = [biases[layer] for layer in range(num_layers)]
+    parts = [biases[layer] for layer in range(max(num_layers, 1))]
     first = parts[0]
     for part in parts:
         if (part.dtype, part.shape) != (first.dtype, first.shape):
             found = f"is {part.dtype} {list(part.shape)}, {first.origin} is {first.dtype} {list(first.shape)}"
             raise CheckpointError(source, part.origin, f"{found}; all layers' must be alike")
     recipe = join([part.recipe for part in parts])
-    return DenseTensor(_STACKED, first.dtype, (num_layers, *first.shape), recipe, max(part.position for part in parts))
+    return DenseTensor(_STACKED, first.dtype, (len(parts), *first.shape), recipe, max(part.position for part in parts))
 
 
 def _of_kind(kinds: Sequence[Iterable[str]], kind: str) -> list[int]:
