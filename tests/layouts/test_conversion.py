@@ -80,6 +80,7 @@ def test_embedding_for_host_memory_is_first_in_the_region_under_its_new_name(tmp
 @pytest.mark.parametrize(
     ("name", "problem"),
     [("llama_tied", "tied"), ("glm4_moe", "is no plain table in FreeToken's layout")],
+    ids=["tied", "DF11"],
 )
 def test_embedding_that_may_not_leave_the_gpu_is_refused_and_auto_leaves_it(tmp_path, capsys, name, problem):
     source = source_of(name, tmp_path)

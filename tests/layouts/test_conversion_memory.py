@@ -11,7 +11,7 @@ from arrangements import change
 from builders import safetensors_bytes, tensor_entry
 
 MIB = 1 << 20
-LIMIT = 160 * MIB
+LIMIT = 200 * MIB  # 94 and 147 MiB were measured (2 cores, 2026-12-01)
 WIDTH = 1 << 17  # of an expert: 16 MiB for each of its matrices
 MEASURE = """
 import sys
@@ -80,6 +80,5 @@ def test_memory_does_not_grow_with_the_experts(tmp_path, name):
     finally:  # pytest keeps the folders of three runs
         for path in (tmp_path / "out").glob("*.ftw"):
             os.truncate(path, 0)
-    print("PEAKS", (converted - idle) >> 20, (verified - idle) >> 20)
     assert converted - idle < LIMIT
     assert verified - idle < LIMIT

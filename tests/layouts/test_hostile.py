@@ -129,6 +129,9 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
         ("deepseek_v41", "num_hidden_layers", 0, r"layers\.0\.ffn\.gate\.bias_vl|is an expert's of layer 0"),
         ("minimax_m3", "layer_types", [{}] * 99, r"layer_types: is .*, a list of numbers or names is needed"),
     ],
+    ids=(
+        "layers layers-of-experts experts stacked-experts table-parts negative nested-list strings no-layers objects"
+    ).split(),
 )
 def test_number_that_would_take_ages_is_refused_by_name(tmp_path, name, key, value, problem):
     def edit(_spec, config, _tensors):
@@ -140,7 +143,9 @@ def test_number_that_would_take_ages_is_refused_by_name(tmp_path, name, key, val
 
 
 @pytest.mark.parametrize("value", [10**9, -1, "many", [1]], ids=str)
-@pytest.mark.parametrize(("name", "key"), [("qwen3_vl", "depth"), ("gemma4", "num_hidden_layers")])
+@pytest.mark.parametrize(
+    ("name", "key"), [("qwen3_vl", "depth"), ("gemma4", "num_hidden_layers")], ids=["qwen3_vl", "gemma4"]
+)
 def test_number_of_blocks_of_a_vision_tower_is_bounded(tmp_path, name, key, value):
     def edit(_spec, config, _tensors):
         config["vision_config"][key] = value
@@ -200,7 +205,9 @@ def test_endless_name_is_refused(tmp_path):
         tensors["layers.1." * 7000 + "weight"] = ["BF16", [2], "model.safetensors"]
 
     with (
-        pytest.raises(ftw.CheckpointError, match=r"has 63006 characters, at most 256 are allowed") as caught,
+        pytest.raises(
+            ftw.CheckpointError, match=r"has 63006 characters, 256 printable ones are allowed at most"
+        ) as caught,
         arranged(change("llama", edit), tmp_path),
     ):
         pass
@@ -216,3 +223,19 @@ def test_endless_groups_of_a_scheme_are_refused(tmp_path):
     (tmp_path / "source").mkdir()
     with ftw.open_checkpoint(write_spec(change("qwen3_5_nvfp4_ct", edit), tmp_path / "source")) as checkpoint:
         assert "config_groups are 101, at most 100 are allowed" in plan(checkpoint)
+
+
+def test_line_breaks_of_a_source_stand_in_no_message(tmp_path):
+    def rename(_spec, config, _tensors):
+        config["architectures"] = ["Llama\nForCausalLM"]
+
+    def add(_spec, _config, tensors):
+        tensors["model.layers.0.\nmlp.weight"] = ["BF16", [2], "model.safetensors"]
+
+    for number, edit in enumerate((rename, add)):
+        (tmp_path / str(number)).mkdir()
+        with ftw.open_checkpoint(write_spec(change("llama", edit), tmp_path / str(number))) as checkpoint:
+            message, obstacle = plan(checkpoint), find_obstacle(checkpoint)
+        assert "\\n" in message
+        assert obstacle
+        assert "\n" not in f"{message}{obstacle}"

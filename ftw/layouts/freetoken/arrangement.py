@@ -9,7 +9,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ftw.errors import CheckpointError
+from ftw.errors import CheckpointError, printable
 from ftw.layouts.families.table import FAMILIES, NOT_SERVED, find_family
 from ftw.layouts.freetoken.banks import Banks, make_banks, parse_expert_name
 from ftw.layouts.freetoken.declared_schemes import read_declared_schemes
@@ -181,8 +181,8 @@ class _Sorted:
         self.in_side_shards: list[str] = []
         tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.shard, tensor.name.encode()))
         for position, tensor in enumerate(tensors):
-            if len(tensor.name) > _MAX_NAME:
-                problem = f"has {len(tensor.name)} characters, at most {_MAX_NAME} are allowed in FreeToken's layout"
+            if len(tensor.name) > _MAX_NAME or not tensor.name.isprintable():
+                problem = f"has {len(tensor.name)} characters, {_MAX_NAME} printable ones are allowed at most"
                 raise CheckpointError(checkpoint.source, tensor.name, problem)
             name = rename(family, tensor.name)
             reason = next((why for pattern, why in family.left_out if re.search(pattern, tensor.name)), None)
@@ -222,6 +222,6 @@ def _find_family(checkpoint: Checkpoint) -> Family:
         raise CheckpointError(checkpoint.source, "config.json", problem)
     if family is None:
         known = ", ".join(name for family in FAMILIES for name in family.architectures)
-        problem = f"architecture is {checkpoint.config.architecture}, --layout freetoken knows {known}"
+        problem = f"architecture is {printable(str(checkpoint.config.architecture))}, --layout freetoken knows {known}"
         raise CheckpointError(checkpoint.source, "config.json", problem)
     return family
