@@ -24,7 +24,7 @@ ROOMS = {
     "checkpoint": {"ground", "host", "files", "hub", "readers", "readers.gguf", "checkpoint.df11"},
     "checkpoint.df11": {"ground", "files", "checkpoint"},
     "layouts.recipes": {"ground"},
-    "layouts.families": {"ground", "checkpoint", "layouts.recipes"},
+    "layouts.families": {"ground", "files", "checkpoint", "layouts.recipes"},
     "layouts.freetoken": {"ground", "files", "readers", "checkpoint", "layouts.recipes", "layouts.families"},
     "layouts": {"ground", "files", "readers", "checkpoint", "layouts.freetoken"},
     "verdict": {"ground", "readers", "checkpoint", "checkpoint.df11", "layouts"},

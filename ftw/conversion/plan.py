@@ -17,7 +17,7 @@ from ftw.conversion.writing.shard_plan import ShardPlan, count_shards, plan_shar
 from ftw.dtypes import DTYPES
 from ftw.errors import CheckpointError, NotEligibleError, OutputError, printable
 from ftw.files import MAX_NBYTES
-from ftw.layouts import LAYOUT_KEY, arrange
+from ftw.layouts import LAYOUT_KEY, arrange, layout_of
 from ftw.readers import MAX_OTHERS, check_gguf_metadata_size, read_ftw_key
 from ftw.verdict import Placement, judge, plan_placement, refusal
 
@@ -230,6 +230,7 @@ def _index_extra(
     if checkpoint.format == "ftw":
         carried = {key: value for key, value in checkpoint.metadata.items() if key not in _OWN_INDEX_KEYS}
     name = checkpoint.folder.resolve().name if os.path.exists(checkpoint.source) else checkpoint.source
+    layout = arrangement.layout if arrangement.layout != "plain" else layout_of(checkpoint)  # which a copy keeps
     decoded_before = read_ftw_key(checkpoint.metadata, "decoded")
     decoded = [{"name": name, "from": list(parts)} for name, parts in checkpoint.decoded.items()]
     optional = {
@@ -252,7 +253,7 @@ def _index_extra(
                 "files": [{"name": _unicode(file.path.name), "bytes": file.nbytes} for file in checkpoint.files],
             },
             **{key: value for key, value in optional.items() if value},
-            **({} if arrangement.layout == "plain" else {LAYOUT_KEY: arrangement.layout}),
+            **({} if layout == "plain" else {LAYOUT_KEY: layout}),
             "embed": {
                 "placement": placement.placement,
                 "tables": [name for table in placement.host_tables for name in table.tensors],

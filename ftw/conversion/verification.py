@@ -95,7 +95,7 @@ def verify(
         opened = against if against is None or isinstance(against, Checkpoint) else _open_source(against, checkpoint)
         if opened is not None and opened is not against:
             stack.enter_context(opened)
-        source = None if opened is None else arrange(opened, layout_of(checkpoint))
+        source = None if opened is None else _arrange_alike(opened, layout_of(checkpoint))
         originals = {} if source is None else {**source.beside, **source.tensors}
         total, done, checksums, sha256s, compared = checkpoint.nbytes, 0, 0, 0, 0
         problems.add_all(_problems_of_index(checkpoint))
@@ -156,6 +156,11 @@ def _problem_of_copied(folder: Path, name: str) -> str:
 def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Checkpoint:
     """Open what a checkpoint is to be compared with; where its index says that tensors were decoded, decode them."""
     return open_checkpoint(source, decode_df11=bool(read_ftw_key(checkpoint.metadata, "decoded")))
+
+
+def _arrange_alike(source: Checkpoint, layout: str) -> Arrangement:
+    """Return a source's tensors in a layout; those of a source that has it already are as they are."""
+    return arrange(source, "plain" if layout_of(source) == layout else layout)
 
 
 def _differences_of_names(checkpoint: Checkpoint, originals: Mapping[str, TensorInfo]) -> Iterator[str]:

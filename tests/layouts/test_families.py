@@ -94,3 +94,11 @@ def test_verify_compares_the_result_with_its_source(answers, name):
     found = ftw.verify(folder / "result", against=folder / "source")
     assert found.problems == ()
     assert found.num_compared == found.num_tensors > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inspect_says_that_freetoken_serves_the_result_and_the_reference(answers, name):
+    for folder in ("result", "reference"):
+        report = ftw.inspect(answers[0] / name / folder)
+        assert report.freetoken_obstacle is None
+        assert report.to_dict()["freetoken"] == {"serves": True, "obstacle": None}

@@ -207,7 +207,7 @@ def test_scales_of_the_kv_cache_are_left_out(tmp_path):
         (
             "glm_moe_dsa",
             lambda config, _tensors: config.update(first_k_dense_replace="one"),
-            "config.json: first_k_dense_replace: is one, a count is needed",
+            "config.json: first_k_dense_replace: is 'one', a count of at most 10000 is needed",
         ),
         (
             "glm5_next",

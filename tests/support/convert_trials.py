@@ -2,7 +2,7 @@
 
 Run as a script, which imports neither torch nor pytest, so that a trial costs a fork instead of a start of Python:
 
-    convert_trials.py SOURCE WORK {kills,faults} COUNT KILLED RESUMED SEED
+    convert_trials.py SOURCE WORK {kills,faults} COUNT KILLED RESUMED SEED [LAYOUT]
 
 Makes COUNT trials, and more until KILLED children were killed half-way and RESUMED conversions found something to
 keep: how many do depends on how busy the machine is. It gives up after ten times COUNT. It prints one JSON object: how
@@ -70,14 +70,15 @@ def run_in_child(work: Callable[[], None]) -> int:
 
 
 class Trials:
-    def __init__(self, source: Path, work: Path, generator: random.Random) -> None:
+    def __init__(self, source: Path, work: Path, generator: random.Random, layout: str) -> None:
         self.source, self.target, self.generator = source, work / "out", generator
+        self.options = {"layout": layout, "embed": "host" if layout == "plain" else "auto", "shard_limit": SHARD_LIMIT}
         self.old = work / "old"
         self.counts = {"trials": 0, "killed": 0, "failed": 0, "resumed": 0}
         self.problems: list[str] = []
         work.mkdir()
         writer._CHUNK_NBYTES = 16 << 10  # so that a small tensor takes several chunks, too
-        convert(source, work / "whole", shard_limit=SHARD_LIMIT, embed="host")
+        convert(source, work / "whole", **self.options)
         self.whole = tree(work / "whole")
         convert(source, self.old, shard_limit=4096)
         self.before = tree(self.old)
@@ -85,9 +86,7 @@ class Trials:
         self.num_calls = self.count()
 
     def convert(self, *, resume: bool, overwrite: bool) -> ftw.ConversionResult:
-        return convert(
-            self.source, self.target, shard_limit=SHARD_LIMIT, embed="host", resume=resume, overwrite=overwrite
-        )
+        return convert(self.source, self.target, resume=resume, overwrite=overwrite, **self.options)
 
     def measure(self) -> float:
         """Return how many seconds a conversion takes."""
@@ -206,8 +205,8 @@ class Trials:
         self.finish(what, overwrite)
 
 
-def main(source: str, work: str, kind: str, count: int, killed: int, resumed: int, seed: int) -> None:
-    trials = Trials(Path(source), Path(work), random.Random(seed))
+def main(source: str, work: str, kind: str, count: int, killed: int, resumed: int, seed: int, layout: str) -> None:
+    trials = Trials(Path(source), Path(work), random.Random(seed), layout)
     one, counts = {"kills": trials.kill, "faults": trials.fault}[kind], trials.counts
     for number in range(10 * count):
         if number >= count and counts["killed"] >= killed and counts["resumed"] >= resumed:
@@ -217,4 +216,4 @@ def main(source: str, work: str, kind: str, count: int, killed: int, resumed: in
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], *map(int, sys.argv[4:]))
+    main(*sys.argv[1:4], *map(int, sys.argv[4:8]), *(sys.argv[8:] or ["plain"]))

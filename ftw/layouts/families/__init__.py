@@ -1,4 +1,4 @@
 """The families of models that FreeToken serves (`table`).
 
-Imports: `ftw.checkpoint`, `ftw.layouts.recipes`. No torch.
+Imports: `ftw.files`, `ftw.checkpoint`, `ftw.layouts.recipes`. No torch.
 """

@@ -48,7 +48,7 @@ def _v4_kinds(checkpoint: Checkpoint) -> Kinds:
         raise CheckpointError(checkpoint.source, _ARGUMENTS[0], problem)
     config = LayerConfig(checkpoint, raw=raw, name=name)
     num_layers, num_hashed = config.number("n_layers"), config.number("n_hash_layers", default=3)
-    ratios = config.items("compress_ratios", length=num_layers)
+    ratios = config.counts("compress_ratios", length=num_layers)
     if not ratios:
         raise CheckpointError(checkpoint.source, f"{name}: compress_ratios", "is missing, a list is needed")
     sees = config.number("vision_n_layers", default=0) > 0
@@ -141,18 +141,18 @@ def _v41_kinds(checkpoint: Checkpoint) -> Kinds:
     config = LayerConfig(checkpoint)
     num_layers = config.number("num_hidden_layers", "n_layers")
     layers = range(num_layers)
-    ratios = config.items("compress_ratios", length=num_layers)
+    ratios = config.counts("compress_ratios", length=num_layers)
     if not ratios:
         raise CheckpointError(checkpoint.source, "config.json: compress_ratios", "is missing, a list is needed")
-    caches = set(config.items("kv_source_layer_ids", "kv_source_layers"))
-    indexers = set(config.items("index_source_layer_ids", "index_source_layers"))
+    caches = set(config.counts("kv_source_layer_ids", "kv_source_layers"))
+    indexers = set(config.counts("index_source_layer_ids", "index_source_layers"))
     owning = [layer for layer in layers if ratios[layer] and layer in caches]
     kinds: Kinds = [frozenset({MOE}) for _ in layers]
     kinds = add_kind(kinds, _OWNING, owning)
     kinds = add_kind(kinds, _POOLING, (layer for layer in owning if ratios[layer] > 1))
     kinds = add_kind(kinds, _SINGLE, (layer for layer in owning if ratios[layer] == 1))
     kinds = add_kind(kinds, _INDEXED, (layer for layer in layers if ratios[layer] and layer in caches | indexers))
-    return add_kind(kinds, _ENGRAM, config.items("engram_layer_ids"))
+    return add_kind(kinds, _ENGRAM, config.counts("engram_layer_ids"))
 
 
 def _finish_v41(checkpoint: Checkpoint, tensors: list[DenseTensor]) -> list[DenseTensor]:
@@ -182,18 +182,18 @@ def _finish_v41(checkpoint: Checkpoint, tensors: list[DenseTensor]) -> list[Dens
 
 def _stack(source: str, biases: dict[int, DenseTensor], num_layers: int) -> DenseTensor:
     """Return the biases of all layers as one tensor `[layers, experts]`."""
-    for layer in range(num_layers):
+    for layer in range(max(num_layers, 1)):
         if layer not in biases:
             problem = "is missing, FreeToken chooses the experts of image tokens by it"
             raise CheckpointError(source, f"layers.{layer}.ffn.gate.bias_vl", problem)
-    parts = [biases[layer] for layer in range(num_layers)]
+    parts = [biases[layer] for layer in range(max(num_layers, 1))]
     first = parts[0]
     for part in parts:
         if (part.dtype, part.shape) != (first.dtype, first.shape):
             found = f"is {part.dtype} {list(part.shape)}, {first.origin} is {first.dtype} {list(first.shape)}"
             raise CheckpointError(source, part.origin, f"{found}; all layers' must be alike")
     recipe = join([part.recipe for part in parts])
-    return DenseTensor(_STACKED, first.dtype, (num_layers, *first.shape), recipe, max(part.position for part in parts))
+    return DenseTensor(_STACKED, first.dtype, (len(parts), *first.shape), recipe, max(part.position for part in parts))
 
 
 def _of_kind(kinds: Sequence[Iterable[str]], kind: str) -> list[int]:

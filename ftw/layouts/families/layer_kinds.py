@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftw.checkpoint import config_parts
 from ftw.errors import CheckpointError
+from ftw.files import short_repr
 from ftw.layouts.families.family import MOE
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
 
 DENSE = "dense"
+MAX_LAYERS = 10_000  # a hundred times those of the deepest models; each costs some time and memory
 
 Kinds = list[frozenset[str]]
 
@@ -31,16 +33,16 @@ class LayerConfig:
         self._name = name
 
     def number(self, *keys: str, default: int | None = None) -> int:
-        """Return a count under the first of some keys that is there."""
+        """Return a count of layers, `MAX_LAYERS` at most, under the first of some keys that is there."""
         found = self._find(keys)
         if found is None and default is not None:
             return default
-        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-            raise self._error(keys, found, "a count")
+        if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= MAX_LAYERS:
+            raise self._error(keys, found, f"a count of at most {MAX_LAYERS}")
         return found
 
     def items(self, *keys: str, length: int | None = None) -> list[Any]:
-        """Return a list under the first of some keys that is there, else an empty one.
+        """Return a list of plain values under the first of some keys that is there, else an empty one.
 
         Args:
             keys: The keys.
@@ -51,7 +53,16 @@ class LayerConfig:
             return []
         if not isinstance(found, (list, str)) or len(found) < (length or 0):
             raise self._error(keys, found, "a list" if length is None else f"a list of {length}")
+        if not all(item is None or isinstance(item, (int, float, str)) for item in found):
+            raise self._error(keys, found, "a list of numbers or names")
         return list(found)
+
+    def counts(self, *keys: str, length: int | None = None) -> list[int]:
+        """Return a list of counts under the first of some keys that is there, else an empty one."""
+        found = self.items(*keys, length=length)
+        if not all(isinstance(item, int) and item >= 0 for item in found):
+            raise self._error(keys, found, "a list of counts")
+        return found
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """Tell whether a key stands for true."""
@@ -68,7 +79,7 @@ class LayerConfig:
         return next(found, None)
 
     def _error(self, keys: Sequence[str], found: object, wanted: str) -> CheckpointError:
-        stands = "is missing" if found is None else f"is {str(found)[:40]}"
+        stands = "is missing" if found is None else f"is {short_repr(found)}"
         return CheckpointError(self._source, f"{self._name}: {keys[0]}", f"{stands}, {wanted} is needed")
 
 

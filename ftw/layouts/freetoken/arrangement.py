@@ -9,7 +9,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ftw.errors import CheckpointError
+from ftw.errors import CheckpointError, printable
 from ftw.layouts.families.table import FAMILIES, NOT_SERVED, find_family
 from ftw.layouts.freetoken.banks import Banks, make_banks, parse_expert_name
 from ftw.layouts.freetoken.declared_schemes import read_declared_schemes
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _BANK = "experts_bank"
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+_MAX_NAME = 256  # characters of a name: what expressions take grows with its square
 _NO_PLACE = "FreeToken's model has no place for it"
 _TIED = "the model's head is its embedding"
 _NOT_USED = "FreeToken's kernels for experts do not use it"
@@ -180,6 +181,9 @@ class _Sorted:
         self.in_side_shards: list[str] = []
         tensors = sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.shard, tensor.name.encode()))
         for position, tensor in enumerate(tensors):
+            if len(tensor.name) > _MAX_NAME or not tensor.name.isprintable():
+                problem = f"has {len(tensor.name)} characters, {_MAX_NAME} printable ones are allowed at most"
+                raise CheckpointError(checkpoint.source, tensor.name, problem)
             name = rename(family, tensor.name)
             reason = next((why for pattern, why in family.left_out if re.search(pattern, tensor.name)), None)
             if not family.refuses_others and _is_past(name, num_layers):
@@ -218,6 +222,6 @@ def _find_family(checkpoint: Checkpoint) -> Family:
         raise CheckpointError(checkpoint.source, "config.json", problem)
     if family is None:
         known = ", ".join(name for family in FAMILIES for name in family.architectures)
-        problem = f"architecture is {checkpoint.config.architecture}, --layout freetoken knows {known}"
+        problem = f"architecture is {printable(str(checkpoint.config.architecture))}, --layout freetoken knows {known}"
         raise CheckpointError(checkpoint.source, "config.json", problem)
     return family

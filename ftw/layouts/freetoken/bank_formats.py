@@ -46,12 +46,14 @@ class BankSpec(NamedTuple):
         make: Makes an expert's part of one projection; also takes the role, the rows of the projection's weight, and
             those of the whole bank's.
         dtypes: Types that it can be stored in.
+        axes: How many axes an expert's tensor can have; of none or one, it must be one number.
     """
 
     suffix: str
     roles: tuple[str, ...]
     make: Callable[[ExpertSlice, str, int, int], ExpertSlice]
     dtypes: frozenset[str]
+    axes: tuple[int, ...] = (2,)
 
 
 class BankFormat(NamedTuple):
@@ -119,7 +121,7 @@ FORMATS: tuple[BankFormat, ...] = (
         (
             BankSpec("_packed", ("weight", "weight_packed"), _as_stored, _U8),
             BankSpec("_scale", ("weight_scale",), _as_stored, _E4M3),
-            BankSpec("_global", ("weight_scale_2", "weight_global_scale"), _repeated, _FLOATS),
+            BankSpec("_global", ("weight_scale_2", "weight_global_scale"), _repeated, _FLOATS, axes=(0, 1)),
         ),
         unused=frozenset({"input_scale", "input_global_scale"}),
     ),
@@ -130,9 +132,9 @@ FORMATS: tuple[BankFormat, ...] = (
     BankFormat(
         "mxfp4_triton",
         (
-            BankSpec("_blocks", ("blocks",), _swapped, _U8),
+            BankSpec("_blocks", ("blocks",), _swapped, _U8, axes=(2, 3)),
             BankSpec("_scales", ("scales",), _swapped, _U8),
-            BankSpec("_bias", ("bias",), _as_bf16, _FLOATS),
+            BankSpec("_bias", ("bias",), _as_bf16, _FLOATS, axes=(1,)),
         ),
     ),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import CheckpointError
@@ -30,6 +31,8 @@ _EXPERT = re.compile(
 )
 _PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 _MAX_DIGITS = 6  # of the number of a layer or an expert
+_MAX_EXPERTS = 10_000  # twenty times what a layer has
+_MAX_SLICES = 1_000_000  # parts of stacked tensors, some hundred bytes each while a plan is made
 _PARTS = {"gate_up": (("gate_up",), ("gate", "up")), "down": (("down",),)}  # what each bank can be made of
 
 
@@ -109,6 +112,11 @@ def make_banks(
         CheckpointError: A tensor of an expert is missing or differs from those of the others, or no allowed format
             fits.
     """
+    stacked = sum(name.expert is None for name, _ in tensors)
+    if num_experts > _MAX_EXPERTS or stacked * num_experts > _MAX_SLICES:
+        found = f"are {num_experts} in a layer, {stacked} tensors are of all of these"
+        problem = f"{found}; {_MAX_EXPERTS} are allowed at most, and {_MAX_SLICES} parts of such tensors"
+        raise CheckpointError(source, "experts", problem)
     layers: dict[int, list[tuple[ExpertName, TensorInfo]]] = {}
     for name, tensor in tensors:
         layers.setdefault(name.layer, []).append((name, tensor))
@@ -143,6 +151,7 @@ class _Layer:
             problem = f"experts hold {stored}, which is no format of experts that FreeToken has"
             raise CheckpointError(source, self.first_name, problem)
         self.format: BankFormat = found
+        self._check_shapes()
         self.unused = [
             part.name
             for roles in self._slices.values()
@@ -213,7 +222,7 @@ class _Layer:
 
     def _check(self, projection: str, role: str, slices: Mapping[int, ExpertSlice]) -> None:
         first = next(iter(slices.values()))
-        if slices.keys() != set(range(self._num_experts)):
+        if len(slices) != self._num_experts or any(number not in slices for number in range(self._num_experts)):
             missing = next((number for number in range(self._num_experts) if number not in slices), None)
             which = f"expert {missing} has none" if missing is not None else f"there are {len(slices)}"
             problem = f"{projection} {role}: {which}, each of the {self._num_experts} experts of a layer needs one"
@@ -222,6 +231,19 @@ class _Layer:
             if (part.dtype, part.shape) != (first.dtype, first.shape):
                 found = f"is {part.dtype} {list(part.shape)}, {first.name} is {first.dtype} {list(first.shape)}"
                 raise CheckpointError(self._source, part.name, f"{found}; the experts of a layer must be alike")
+
+    def _check_shapes(self) -> None:
+        """Check that the tensors that banks are made of have the axes that their format has, and elements."""
+        for roles in self._slices.values():
+            for spec in self.format.banks:
+                for first in (slices[0] for role, slices in roles.items() if role in spec.roles):
+                    is_number = 0 in spec.axes
+                    if len(first.shape) not in spec.axes or 0 in first.shape or (is_number and prod(first.shape) != 1):
+                        axes = (
+                            "one number is" if is_number else f"{' or '.join(map(str, spec.axes))} axes, none of 0, are"
+                        )
+                        problem = f"is {list(first.shape)} for each expert, {axes} needed for {self.format.tag}"
+                        raise CheckpointError(self._source, first.name, problem)
 
     def _cut(self, tensor: TensorInfo) -> Iterator[ExpertSlice]:
         """Yield the part of each expert of a tensor of all experts."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 KEY = "quantization_config"
 _OLD_FILE, _OLD_KEY = "hf_quant_config.json", "quantization"  # where ModelOpt wrote it before it was in config.json
+_MAX_GROUPS = 100  # of compressed-tensors, each of which is asked for each module
 _BLOCK_SIZES = (32, 128)
 _ROUTED_EXPERT = re.compile(r"\.experts(\.\d+(\.|$)|$)")
 
@@ -83,7 +84,7 @@ def read_declared_schemes(checkpoint: Checkpoint) -> DeclaredSchemes:
     method = str(declared.get("quant_method") or ("modelopt" if declared.get("quant_algo") else "")).lower()
     if method not in _METHODS:
         known = ", ".join(_METHODS)
-        problem = f"quant_method is {method or 'missing'}, FreeToken reads {known}"
+        problem = f"quant_method is {short_repr(method) if method else 'missing'}, FreeToken reads {known}"
         raise CheckpointError(checkpoint.source, KEY, problem)
     return DeclaredSchemes(_METHODS[method](_Declared(checkpoint.source, declared, raw)))
 
@@ -123,7 +124,7 @@ def _find_modelopt(declared: _Declared) -> Callable[[str], Scheme | None]:
     if has_input_scale is None and algorithm == "NVFP4" and isinstance(groups, dict) and groups:
         is_weight_only = all(isinstance(one, dict) and one.get("input_activations") is None for one in groups.values())
         has_input_scale = False if is_weight_only else None
-    is_ignored = is_below(declared.names("ignore") or declared.names("exclude_modules"))
+    is_ignored = is_below(declared.source, declared.names("ignore") or declared.names("exclude_modules"))
     algorithms = {
         name: str(part.get("quant_algo") or "").upper() for name, part in declared.objects("quantized_layers").items()
     }
@@ -156,18 +157,23 @@ def _name_modelopt(declared: _Declared, algorithm: str, has_input_scale: bool) -
         "MXFP8": Scheme("mxfp8"),
     }
     if algorithm not in schemes:
-        raise declared.refuse(f"quant_algo is {algorithm or 'missing'}, FreeToken reads {', '.join(schemes)}")
+        raise declared.refuse(
+            f"quant_algo is {short_repr(algorithm) if algorithm else 'missing'}, FreeToken reads {', '.join(schemes)}"
+        )
     return schemes[algorithm]
 
 
 def _find_compressed_tensors(declared: _Declared) -> Callable[[str], Scheme | None]:
     is_ignored = is_target(declared.source, declared.names("ignore"), takes_classes=False)
+    parts = declared.objects("config_groups").values()
+    if len(parts) > _MAX_GROUPS:
+        raise declared.refuse(f"config_groups are {len(parts)}, at most {_MAX_GROUPS} are allowed")
     groups = [
         (
             is_target(declared.source, declared.names("targets", group), takes_classes=True),
             _name_compressed_tensors(declared, group),
         )
-        for group in declared.objects("config_groups").values()
+        for group in parts
     ]
     return lambda module: (
         None if is_ignored(module) else next((scheme for is_named, scheme in groups if is_named(module)), None)
@@ -201,8 +207,8 @@ def _find_fp8(declared: _Declared) -> Callable[[str], Scheme | None]:
         allowed = " or ".join(f"[{block}, {block}]" for block in _BLOCK_SIZES)
         raise declared.refuse(f"weight_block_size is {short_repr(size)}, FreeToken reads {allowed}")
     skipped = declared.names("modules_to_not_convert") or ("lm_head",)  # as transformers skips without a list
-    is_skipped, holds_skipped = is_below(skipped), holds_part(skipped)
-    is_table = is_below(declared.names("modules_to_convert"))
+    is_skipped, holds_skipped = is_below(declared.source, skipped), holds_part(skipped)
+    is_table = is_below(declared.source, declared.names("modules_to_convert"))
     expert_dtype = config.get("expert_dtype") or declared.raw.get("expert_dtype")
     has_fp4_experts = str(expert_dtype).lower() == "fp4"
     scheme = Scheme("fp8_block", block=size[0])
@@ -218,7 +224,7 @@ def _find_fp8(declared: _Declared) -> Callable[[str], Scheme | None]:
 
 
 def _find_mxfp4(declared: _Declared) -> Callable[[str], Scheme | None]:
-    is_skipped = is_below(declared.names("modules_to_not_convert"))
+    is_skipped = is_below(declared.source, declared.names("modules_to_not_convert"))
     return lambda module: Scheme("mxfp4") if module.endswith(".experts") and not is_skipped(module) else None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from fnmatch import translate
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
+from ftw.files import short_repr
+from ftw.layouts.freetoken.patterns import PatternError, Patterns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     IsNamed: TypeAlias = Callable[[str], bool]
 
-_WILDCARDS = re.compile(r"[*?\[]")
+_WILDCARDS = frozenset("*?[")
 _REGEX_MARK = "re:"
 _ANY_LINEAR = "Linear"
 
@@ -26,42 +26,67 @@ def iter_above(module: str) -> Iterator[str]:
         module = module.rpartition(".")[0]
 
 
-def is_below(names: Collection[str]) -> IsNamed:
-    """Return a test of whether a module is one of some, or lies in one; names may have wildcards."""
-    plain = frozenset(name for name in names if not _WILDCARDS.search(name))
-    patterns = [re.compile(translate(name)) for name in names if name not in plain]
+def is_below(source: str, names: Collection[str]) -> IsNamed:
+    """Return a test of whether a module is one of some, or lies in one; names may have wildcards.
+
+    Raises:
+        CheckpointError: One with wildcards is too long; by the test, too, they are too many.
+    """
+    plain = frozenset(name for name in names if not _WILDCARDS & set(name))
+    iter_ends = _find_ends(source, wildcards=[name for name in names if name not in plain])
 
     def is_named(module: str) -> bool:
-        return any(above in plain or any(one.match(above) for one in patterns) for above in iter_above(module))
+        if any(above in plain for above in iter_above(module)):
+            return True
+        return any(end == len(module) or module[end] == "." for end in iter_ends(module) if end)
 
     return is_named
 
 
 def holds_part(names: Iterable[str]) -> IsNamed:
     """Return a test of whether one of some names ends a part of a module's name, as transformers skips FP8 layers."""
-    parts = [f"{name}." for name in names]
-    return lambda module: any(part in f"{module}." for part in parts)
+    wanted = frozenset(names)
+    lengths = {len(name) for name in wanted}
+
+    def is_held(module: str) -> bool:
+        ends = [place for place, character in enumerate(f"{module}.") if character == "."]
+        return any(module[end - length : end] in wanted for end in ends for length in lengths if length <= end)
+
+    return is_held
 
 
 def is_target(source: str, names: Collection[str], *, takes_classes: bool) -> IsNamed:
     """Return a test of whether compressed-tensors means a module itself: what lies in one of the names is not meant.
 
     Raises:
-        CheckpointError: A regular expression is none, or a class of layers is named that is not Linear.
+        CheckpointError: A regular expression is none, or holds what ftw does not match, or a class of layers is named
+            that is not Linear; by the test, the expressions take too long.
     """
     plain = frozenset(name for name in names if not name.startswith(_REGEX_MARK)) - {_ANY_LINEAR}
     unknown = next((name for name in sorted(plain) if name[:1].isupper() and "." not in name), None)
     if takes_classes and unknown is not None:
-        problem = f"names layers of the class {unknown}, FreeToken takes {_ANY_LINEAR}, names and {_REGEX_MARK}..."
+        named = f"names layers of the class {short_repr(unknown)[1:-1]}"
+        problem = f"{named}, FreeToken takes {_ANY_LINEAR}, names and {_REGEX_MARK}..."
         raise CheckpointError(source, "quantization_config", problem)
-    patterns = [_compile(source, name[len(_REGEX_MARK) :]) for name in names if name.startswith(_REGEX_MARK)]
+    expressions = [name[len(_REGEX_MARK) :] for name in names if name.startswith(_REGEX_MARK)]
+    iter_ends = _find_ends(source, expressions=expressions)
     means_all = takes_classes and _ANY_LINEAR in names
-    return lambda module: means_all or module in plain or any(one.match(module) for one in patterns)
+    return lambda module: means_all or module in plain or any(True for _ in iter_ends(module))
 
 
-def _compile(source: str, pattern: str) -> re.Pattern[str]:
+def _find_ends(
+    source: str, *, expressions: Collection[str] = (), wildcards: Collection[str] = ()
+) -> Callable[[str], list[int]]:
+    """Return a function that tells where matches of some patterns end in a name."""
     try:
-        return re.compile(pattern)
-    except re.error as error:
-        problem = f"holds the regular expression {pattern!r}, which is none: {error}"
-        raise CheckpointError(source, "quantization_config", problem) from error
+        patterns = Patterns(expressions, wildcards)
+    except PatternError as error:
+        raise CheckpointError(source, "quantization_config", f"holds {error}") from error
+
+    def find_ends(module: str) -> list[int]:
+        try:
+            return list(patterns.iter_ends(module))
+        except PatternError as error:
+            raise CheckpointError(source, "quantization_config", f"holds {error}") from error
+
+    return find_ends

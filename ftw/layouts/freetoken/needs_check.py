@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ftw.checkpoint import TIE_KEY, config_parts
 from ftw.errors import CheckpointError
 from ftw.files import short_repr
+from ftw.layouts.families.layer_kinds import MAX_LAYERS
 from ftw.layouts.recipes.dense_tensor import FLOATS
 
 if TYPE_CHECKING:
@@ -41,9 +42,13 @@ def find_layers(checkpoint: Checkpoint, family: Family) -> Layers:
     """
     if family.needs.kinds is not None:
         return family.needs.kinds(checkpoint)
-    if checkpoint.config.num_layers is None:
+    num_layers = checkpoint.config.num_layers
+    if num_layers is None:
         raise CheckpointError(checkpoint.source, "config.json", "num_hidden_layers is missing")
-    return [frozenset()] * checkpoint.config.num_layers
+    if num_layers > MAX_LAYERS:
+        problem = f"is {num_layers}, at most {MAX_LAYERS} are allowed"
+        raise CheckpointError(checkpoint.source, "config.json: num_hidden_layers", problem)
+    return [frozenset()] * num_layers
 
 
 def has_tied_head(checkpoint: Checkpoint, family: Family) -> bool:
@@ -110,8 +115,8 @@ class _Check:
 
     def _count(self, part: Mapping[str, Any], key: str) -> int:
         found = part.get(key) or 0
-        if not isinstance(found, int):
-            problem = f"is {short_repr(found)}, a count is needed"
+        if not isinstance(found, int) or not 0 <= found <= MAX_LAYERS:
+            problem = f"is {short_repr(found)}, a count of at most {MAX_LAYERS} is needed"
             raise CheckpointError(self._checkpoint.source, f"config.json: {key}", problem)
         return found
 

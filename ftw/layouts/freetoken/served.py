@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftw.errors import CheckpointError
+from ftw.errors import CheckpointError, printable
 from ftw.layouts.families.family import MOE
 from ftw.layouts.families.table import NOT_SERVED, find_family
 from ftw.layouts.freetoken.bank_formats import FORMATS
@@ -36,13 +36,13 @@ def find_obstacle(checkpoint: Checkpoint) -> str | None:
         return f"{config.architecture}: {NOT_SERVED[config.architecture]}"
     family = find_family(checkpoint)
     if family is None:
-        return f"architecture is {config.architecture}, of which ftw does not know what FreeToken loads"
+        return f"architecture is {printable(str(config.architecture))}, of which ftw does not know what FreeToken loads"
     dense = [as_stored(tensor, name, 0) for name, tensor in checkpoint.tensors.items() if _is_dense(tensor)]
     try:
         layers = find_layers(checkpoint, family)
         check_needs(checkpoint, replace(family, refuses_others=True), dense, layers)
     except CheckpointError as error:
-        return str(error.with_traceback(None)).removeprefix(f"{error.path}: ")
+        return printable(str(error.with_traceback(None)).removeprefix(f"{printable(error.path)}: "))
     return _find_bank_obstacle(checkpoint, sum(MOE in kinds for kinds in layers))
 
 
@@ -55,7 +55,7 @@ def _find_bank_obstacle(checkpoint: Checkpoint, num_layers: int) -> str | None:
     banks = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.kind == _BANK}
     tags = _find_tags(checkpoint.metadata, num_layers)
     if not num_layers:
-        return f"{next(iter(banks))}: is a bank of experts, config.json tells of none" if banks else None
+        return f"{printable(next(iter(banks)))}: is a bank of experts, config.json tells of none" if banks else None
     if len(tags) != num_layers:
         return f"quant_format: tells of {len(tags)} layers with experts, config.json of {num_layers}"
     formats = {found.tag: found for found in FORMATS}
