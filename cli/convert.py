@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import ftw
-from ftw.checkpoint import MOVED_ROLES
+from ftw.checkpoint import MOVED_ROLES, TOKEN_EMBEDDING
 from ftw.layouts import Layout
 from ftw.readers import ALIGNMENT
 from ftw.sizes import format_size
@@ -116,7 +116,8 @@ def _print_result(result: ConversionResult, embed: str) -> None:
             print_line(f"placed for host memory: {table.name}, {format_size(table.nbytes)}")
         elif embed != "gpu" and table.role in MOVED_ROLES:
             what = f"stays on the GPU: {table.name}" if table.name else "token embedding: none"
-            print_line(f"{what} ({table.detail})")
+            why = plan.placement.reason if table.role == TOKEN_EMBEDDING else table.detail
+            print_line(f"{what} ({why})")
     for name, parts in plan.decoded.items():
         print_line(f"decoded: {name}, from {len(parts)} DF11 tensors")
     if result.dry_run:

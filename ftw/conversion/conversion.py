@@ -90,7 +90,7 @@ def convert(
         may_write = partial(check_target, destination, checkpoint, overwrite=overwrite)
         staging = StagingFolder(destination)
         state = read_target_state(staging, plan, checkpoint, resume=resume)
-        if state.is_put_aside and not dry_run:
+        if state.is_put_aside and state.stranger is None and not dry_run:
             restore_target(staging)
         if state.is_complete and (dry_run or _is_equal(destination, checkpoint, progress)):
             if not dry_run:

@@ -17,7 +17,7 @@ from ftw.errors import SourceNotFoundError
 if TYPE_CHECKING:
     from ftw.hub.ids import HubId
 
-_USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@")  # a password with an @ that is not escaped, too
+_USER_INFO = re.compile(r"(?<=://)[^/?#\r\n]*@")  # a password with an @ or a space that is not escaped, too
 _QUERY = re.compile(r"(?<=\S)\?[^\s'\")]*")
 _SIGNATURE = re.compile(r"\?(?:[^\s'\")]*(?:signature|policy|credential|&sig)|sig)=[^\s'\")]*", re.IGNORECASE)
 _TOKEN = re.compile(r"(?<=Bearer )[^\s'\"]+|\bhf_[A-Za-z0-9]{16,}")
@@ -46,15 +46,18 @@ def check_endpoint(hub_id: HubId) -> None:
     Raises:
         SourceNotFoundError: It is none.
     """
-    from huggingface_hub import constants
-
     try:
+        from huggingface_hub import constants  # which looks at the address, too
+
         parts = urlsplit(constants.ENDPOINT)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number: a password with a slash in it
+        is_address &= constants.ENDPOINT.isprintable() and " " not in constants.ENDPOINT
+    except ValueError:  # a port that is no number: a password with a slash in it; brackets that are none of IPv6
         is_address = False
     if not is_address:
-        problem = "HF_ENDPOINT is not an address such as https://HOST; what is special in a password is written as %2F"
+        problem = (
+            "HF_ENDPOINT is not an address such as https://HOST; what is special in a password is written as %2F or %20"
+        )
         raise SourceNotFoundError(f"{hub_id}: hub id: {problem}")
 
 

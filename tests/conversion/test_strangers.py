@@ -62,6 +62,16 @@ def test_folder_of_another_user_does_not_take_the_targets_place(source: Path, sh
     assert tree(shared / ASIDE) == before  # nor is it removed
 
 
+def test_own_old_folder_with_a_file_of_another_user_is_not_restored(source: Path, shared: Path) -> None:
+    ftw.convert(source, shared / "out")
+    give_to_other(shared / "out" / "freetoken_weight.json")
+    (shared / "out").rename(shared / ASIDE)
+    assert f"belongs to uid {OTHER_UID}" in refusal(source, shared / "out")
+    assert not (shared / "out").exists()
+    assert ftw.convert(source, shared / "out", overwrite=True).needed_nbytes
+    assert ftw.verify(shared / "out", against=source).is_ok
+
+
 def test_folder_of_another_user_where_the_old_one_is_put_aside_is_refused(
     source: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

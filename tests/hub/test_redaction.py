@@ -114,6 +114,9 @@ ENDPOINTS = {
     "slash": "https://alice:s3/cret@127.0.0.1:1",
     "number-sign": "https://alice:s3#cret@127.0.0.1:1",
     "no-scheme": "alice:s3cret@127.0.0.1:1",
+    "space": "https://alice:s3 cret@127.0.0.1:1",
+    "tab": "https://alice:s3\tcret@127.0.0.1:1",
+    "bracket": "https://alice:s3cret@[::1",
 }
 
 
@@ -134,7 +137,7 @@ def test_command_tells_nothing_of_its_environment(tmp_path: Path, name: str, tok
 
 def test_broken_address_of_the_hub_is_told_without_it(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "https://alice:s3/cret@127.0.0.1")
-    problem = r"org/name: hub id: HF_ENDPOINT is not an address such as https://HOST; .* is written as %2F$"
+    problem = r"org/name: hub id: HF_ENDPOINT is not an address such as https://HOST; .* is written as %2F or %20$"
     with pytest.raises(ftw.SourceNotFoundError, match=problem):
         ftw.inspect("org/name")
 
