@@ -234,7 +234,7 @@ def test_every_table_counts_in_the_report(tmp_path: Path) -> None:
     assert sorted(rows[1:]) == [
         ("ngram_embedding", 4, 8, False), ("ngram_embedding", 6, 8, True), ("per_layer_embedding", 64, 16, True),
     ]  # fmt: skip
-    assert report["host"] == {"eligible": True, "nbytes": 64 * 16 + 64 * 16 * 4 + 6 * 8 * 4}
+    assert report["host"].items() >= {"eligible": True, "nbytes": 64 * 16 + 64 * 16 * 4 + 6 * 8 * 4}.items()
     assert report["gain"]["vram_bytes"] == report["host"]["nbytes"]
 
 

@@ -173,7 +173,7 @@ def test_checkpoint_without_table_has_no_verdict(tmp_path: Path) -> None:
     assert (table["reason"], table["detail"]) == ("no_table", "no tensor has the name of a token embedding")
     assert report.to_dict()["tied"] == {"value": None, "evidence": []}
     assert not report.is_host_eligible
-    assert report.to_dict()["host"] == {"eligible": False, "nbytes": 0}
+    assert report.to_dict()["host"] == {"eligible": False, "reason": "no_table", "nbytes": 0}
     with pytest.raises(ftw.NotEligibleError, match="no tensor has the name of a token embedding"):
         ftw.convert(tmp_path, tmp_path.with_name("out"), embed="host")
 
