@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+EXPERTS_BANK = "experts_bank"
+
 
 class TensorInfo(NamedTuple):
     """One tensor of a checkpoint, without its data. A tuple, since a frozen dataclass takes four times as long to make.

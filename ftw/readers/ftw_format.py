@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError
+from ftw.tensors import EXPERTS_BANK
 
 if TYPE_CHECKING:
     import os
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 FORMAT_NAME = "freetoken_weight"
 VERSION = 1
 ALIGNMENT = 4096  # bytes, of each tensor in the region and of the shards' limit
-KINDS = ("weight", "experts_bank")
+KINDS = ("weight", EXPERTS_BANK)
 
 INDEX_NAME = "freetoken_weight.json"
 SHARD_NAME = "freetoken-{:05}.ftw"

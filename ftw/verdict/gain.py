@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftw.tensors import EXPERTS_BANK
 from ftw.verdict import families
 from ftw.verdict.placement import moving_tables
 
@@ -133,7 +134,7 @@ def find_experts(tensors: Iterable[TensorInfo], num_experts: int | None) -> Expe
     banks: dict[str, int] = {}
     nbytes = 0
     for tensor in tensors:
-        if tensor.kind == "experts_bank" and tensor.shape and tensor.shape[0]:
+        if tensor.kind == EXPERTS_BANK and tensor.shape and tensor.shape[0]:
             match = _FTW_BANK.fullmatch(tensor.name)
             # A flat bank stacks the experts of all layers, so its share of one expert is the same division.
             banks.setdefault(match["bank"] if match else tensor.name, tensor.nbytes // tensor.shape[0])

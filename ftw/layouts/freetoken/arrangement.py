@@ -20,7 +20,7 @@ from ftw.layouts.freetoken.side_files import plan_copied_shards, plan_side_files
 from ftw.layouts.recipes.dense_tensor import as_stored
 from ftw.layouts.recipes.recipe import Run, find_run
 from ftw.readers import LeftOut
-from ftw.tensors import TensorInfo
+from ftw.tensors import EXPERTS_BANK, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ftw.files import WeightFile
     from ftw.layouts.families.family import Family
     from ftw.layouts.freetoken.banks import ExpertName
+    from ftw.layouts.freetoken.declared_schemes import DeclaredSchemes
     from ftw.layouts.freetoken.side_files import CopiedShard, SideFile
     from ftw.layouts.recipes.dense_tensor import DenseTensor
     from ftw.layouts.recipes.recipe import Recipe
 
-_BANK = "experts_bank"
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _MAX_NAME = 256  # characters of a name: what expressions take grows with its square
 _NO_PLACE = "FreeToken's model has no place for it"
@@ -73,17 +73,7 @@ class FreetokenArrangement:
         )
         held = {name for file in self.side_files for name in file.tensors}
         self.beside = {name: tensor for name, tensor in checkpoint.tensors.items() if name in held}
-        config = checkpoint.config
-        banks = Banks()
-        if sorted_tensors.experts:
-            banks = make_banks(
-                self.source,
-                family.banks,
-                sorted_tensors.experts,
-                num_experts=config.num_experts or 0,
-                hidden_size=config.hidden_size or 0,
-            )
-            check_banks(self.source, schemes, banks)
+        banks = _plan_banks(checkpoint, family, sorted_tensors.experts, schemes)
         prepared = sorted_tensors.dense if family.prepare is None else family.prepare(checkpoint, sorted_tensors.dense)
         dense, undeclared = arrange_dense(self.source, family, prepared, schemes)
         if family.finish is not None:
@@ -95,7 +85,7 @@ class FreetokenArrangement:
         for tensor in kept:
             self._add(tensor.name, tensor.dtype, tensor.shape, tensor.recipe, "weight")
         for bank in banks.tensors:
-            self._add(bank.name, bank.dtype, bank.shape, bank.recipe, _BANK)
+            self._add(bank.name, bank.dtype, bank.shape, bank.recipe, EXPERTS_BANK)
         names = {tensor.name for tensor in kept}
         others = [origin for tensor in dense if tensor.name not in names for origin in tensor.recipe.iter_sources()]
         self.left_out = (
@@ -203,6 +193,18 @@ class _Sorted:
                 self.dense.append(as_stored(tensor, name, position))
 
 
+def _plan_banks(
+    checkpoint: Checkpoint, family: Family, experts: list[tuple[ExpertName, TensorInfo]], schemes: DeclaredSchemes
+) -> Banks:
+    if not experts:
+        return Banks()
+    config = checkpoint.config
+    sizes = {"num_experts": config.num_experts or 0, "hidden_size": config.hidden_size or 0}
+    banks = make_banks(checkpoint.source, family.banks, experts, **sizes)
+    check_banks(checkpoint.source, schemes, banks)
+    return banks
+
+
 def _is_past(name: str, num_layers: int) -> bool:
     """Tell whether a tensor belongs to a layer behind the last one of the model proper."""
     found = _LAYER.match(name)
@@ -213,7 +215,7 @@ def _find_family(checkpoint: Checkpoint) -> Family:
     if checkpoint.format == "gguf":
         problem = "is a GGUF, --layout freetoken is made of safetensors; FreeToken reads a GGUF as it is"
         raise CheckpointError(checkpoint.source, "layout", problem)
-    if any(tensor.kind == _BANK for tensor in checkpoint.tensors.values()):
+    if any(tensor.kind == EXPERTS_BANK for tensor in checkpoint.tensors.values()):
         raise CheckpointError(checkpoint.source, "layout", "is FreeToken's already; --layout plain copies it")
     family = find_family(checkpoint)
     not_served = NOT_SERVED.get(checkpoint.config.architecture or "")

@@ -13,14 +13,16 @@ A bank is `[experts, rows, columns]`; sizes of one expert, H the model's width a
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.dtypes import DTYPES
+from ftw.layouts.recipes.dense_tensor import FLOATS
 from ftw.layouts.recipes.recipe import Cast, Filled, PaddedRows, Swapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ftw.layouts.recipes.recipe import Recipe
 
@@ -104,16 +106,15 @@ def swap(part: ExpertSlice) -> ExpertSlice:
     return replace(part, shape=(columns, rows), recipe=recipe)
 
 
-_FLOATS = frozenset({"BF16", "F16", "F32"})
 _E4M3, _E8M0, _U8, _I8 = (frozenset({dtype}) for dtype in ("F8_E4M3", "F8_E8M0", "U8", "I8"))
 
 FORMATS: tuple[BankFormat, ...] = (
-    BankFormat("bf16", (BankSpec("", ("weight",), _as_bf16, _FLOATS),)),
+    BankFormat("bf16", (BankSpec("", ("weight",), _as_bf16, FLOATS),)),
     BankFormat(
         "fp8_block",
         (
             BankSpec("", ("weight",), _as_stored, _E4M3),
-            BankSpec("_scale", ("weight_scale_inv", "weight_scale"), _padded, _FLOATS),
+            BankSpec("_scale", ("weight_scale_inv", "weight_scale"), _padded, FLOATS),
         ),
     ),
     BankFormat(
@@ -121,7 +122,7 @@ FORMATS: tuple[BankFormat, ...] = (
         (
             BankSpec("_packed", ("weight", "weight_packed"), _as_stored, _U8),
             BankSpec("_scale", ("weight_scale",), _as_stored, _E4M3),
-            BankSpec("_global", ("weight_scale_2", "weight_global_scale"), _repeated, _FLOATS, axes=(0, 1)),
+            BankSpec("_global", ("weight_scale_2", "weight_global_scale"), _repeated, FLOATS, axes=(0, 1)),
         ),
         unused=frozenset({"input_scale", "input_global_scale"}),
     ),
@@ -134,10 +135,20 @@ FORMATS: tuple[BankFormat, ...] = (
         (
             BankSpec("_blocks", ("blocks",), _swapped, _U8, axes=(2, 3)),
             BankSpec("_scales", ("scales",), _swapped, _U8),
-            BankSpec("_bias", ("bias",), _as_bf16, _FLOATS, axes=(1,)),
+            BankSpec("_bias", ("bias",), _as_bf16, FLOATS, axes=(1,)),
         ),
     ),
 )
+
+
+def bank_name(part: str, spec: BankSpec, layer: int) -> str:
+    """Return the name of a layer's bank: of a part, "gate_up" or "down", and the number among layers with experts."""
+    return f"{part}{spec.suffix}#L{layer:05d}"
+
+
+def most_common(tags: Sequence[str]) -> str:
+    """Return the tag of most layers, whose bank names all layers have; of several, that of the lowest layer."""
+    return Counter(tags).most_common(1)[0][0]
 
 
 def find_format(parts: Mapping[str, ExpertSlice]) -> BankFormat | None:

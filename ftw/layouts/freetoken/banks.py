@@ -8,13 +8,12 @@ all banks have the names of the most common one.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.errors import CheckpointError
-from ftw.layouts.freetoken.bank_formats import ExpertSlice, find_format, swap
+from ftw.layouts.freetoken.bank_formats import ExpertSlice, bank_name, find_format, most_common, swap
 from ftw.layouts.recipes.recipe import Run, join
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ _PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", 
 _MAX_DIGITS = 6  # of the number of a layer or an expert
 _MAX_EXPERTS = 10_000  # twenty times what a layer has
 _MAX_SLICES = 1_000_000  # parts of stacked tensors, some hundred bytes each while a plan is made
-_PARTS = {"gate_up": (("gate_up",), ("gate", "up")), "down": (("down",),)}  # what each bank can be made of
+PARTS = {"gate_up": (("gate_up",), ("gate", "up")), "down": (("down",),)}  # what each bank can be made of
 
 
 class ExpertName(NamedTuple):
@@ -75,7 +74,7 @@ class Banks:
     def index_entries(self) -> dict[str, object]:
         """Return the keys of the index that tell of banks."""
         return {
-            "quant_format": _most_common(self.tags) if self.tags else None,
+            "quant_format": most_common(self.tags) if self.tags else None,
             "layer_quant_formats": list(self.tags) if len(set(self.tags)) > 1 else None,
             "expert_bank_num_layers": len(self.tags) or None,
         }
@@ -126,9 +125,9 @@ def make_banks(
             problem = f"experts are {layer.format.tag}, FreeToken's kernels for them take {', '.join(sorted(allowed))}"
             raise CheckpointError(source, layer.first_name, problem)
     tags = tuple(layer.format.tag for layer in made)
-    names = next((layer.format for layer in made if layer.format.tag == _most_common(tags)), None)
-    numbered = sorted(enumerate(made), key=lambda pair: names is not None and pair[1].format.tag != names.tag)
-    banks = [bank for number, layer in numbered for bank in layer.iter_banks(number, names or layer.format)]
+    names = made[tags.index(most_common(tags))].format
+    numbered = sorted(enumerate(made), key=lambda pair: pair[1].format.tag != names.tag)
+    banks = [bank for number, layer in numbered for bank in layer.iter_banks(number, names)]
     unused = tuple(name for layer in made for name in layer.unused)
     return Banks(tuple(banks), tags, tuple(sorted(layers)), tuple(layer.first_name for layer in made), unused)
 
@@ -163,7 +162,7 @@ class _Layer:
 
     def iter_banks(self, number: int, names: BankFormat) -> Iterator[BankTensor]:
         """Yield the banks of the layer, which is number `number` of those with experts."""
-        for part, choices in _PARTS.items():
+        for part, choices in PARTS.items():
             projections = next((choice for choice in choices if all(name in self._slices for name in choice)), None)
             if projections is None:
                 wanted = " or ".join(" and ".join(choice) for choice in choices)
@@ -171,8 +170,7 @@ class _Layer:
                 problem = f"experts of its layer have {found}, the bank {part} needs {wanted}"
                 raise CheckpointError(self._source, self.first_name, problem)
             for place, spec in enumerate(self.format.banks):
-                name = f"{part}{names.banks[place].suffix}#L{number:05d}"
-                yield self._make_bank(name, projections, spec)
+                yield self._make_bank(bank_name(part, names.banks[place], number), projections, spec)
 
     def _make_bank(self, name: str, projections: Sequence[str], spec: BankSpec) -> BankTensor:
         weights = [self._find(projection, self.format.banks[0]) for projection in projections]
@@ -214,7 +212,8 @@ class _Layer:
             if name.expert is None:
                 slices.update(enumerate(self._cut(tensor)))
             else:
-                slices[name.expert] = ExpertSlice(tensor.name, tensor.dtype, tensor.shape, _whole(tensor))
+                whole = Run(tensor.name, 0, tensor.nbytes)
+                slices[name.expert] = ExpertSlice(tensor.name, tensor.dtype, tensor.shape, whole)
         for (projection, role), slices in found.items():
             self._check(projection, role, slices)
             in_order = [slices[expert] for expert in range(self._num_experts)]
@@ -265,12 +264,3 @@ class _Layer:
             raise CheckpointError(self._source, gate_up[0].name, problem)
         for slices in (gate_up, down):
             slices[:] = [swap(part) for part in slices]
-
-
-def _whole(tensor: TensorInfo) -> Run:
-    return Run(tensor.name, 0, tensor.nbytes)
-
-
-def _most_common(tags: Sequence[str]) -> str:
-    """Return the most common tag; of several, that of the lowest layer."""
-    return Counter(tags).most_common(1)[0][0]

@@ -50,14 +50,9 @@ class Scheme(NamedTuple):
 
 
 class DeclaredSchemes:
-    """The schemes that a checkpoint declares.
-
-    Attributes:
-        is_declared: Whether there is a quantization_config at all.
-    """
+    """The schemes that a checkpoint declares."""
 
     def __init__(self, find: Callable[[str], Scheme | None] | None) -> None:
-        self.is_declared = find is not None
         self._find = find
 
     def of(self, module: str) -> Scheme | None:

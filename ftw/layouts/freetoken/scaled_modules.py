@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.dtypes import FLOAT8_DTYPES
 from ftw.errors import CheckpointError
-from ftw.layouts.recipes.dense_tensor import cast_to
+from ftw.layouts.recipes.dense_tensor import FLOATS, cast_to
 from ftw.layouts.recipes.dequantized import Dequantized
 from ftw.layouts.recipes.recipe import Filled
 from ftw.readers import LeftOut
@@ -61,11 +61,10 @@ class _Kind(NamedTuple):
     columns: int = 0
 
 
-_FLOATS = frozenset({"F32", "F16", "BF16"})
 _KINDS = {
     "nvfp4": _Kind("U8", frozenset({"F8_E4M3"}), packed=2, columns=16),
-    "fp8": _Kind("F8_E4M3", _FLOATS),
-    "fp8_block": _Kind("F8_E4M3", _FLOATS | {"F8_E8M0"}),
+    "fp8": _Kind("F8_E4M3", FLOATS),
+    "fp8_block": _Kind("F8_E4M3", FLOATS | {"F8_E8M0"}),
     "mxfp8": _Kind("F8_E4M3", frozenset({"U8", "F8_E8M0"}), columns=32),
 }
 
@@ -214,7 +213,7 @@ class _Module:
 
     def _number(self, role: str, name: str, count: int) -> DenseTensor:
         part = self._kept[role]
-        if prod(part.shape) != 1 or part.dtype not in _FLOATS:
+        if prod(part.shape) != 1 or part.dtype not in FLOATS:
             raise self._refuse(part, f"is {part.dtype} {list(part.shape)}, one number is needed")
         return _repeated(part, name, count, is_inverse=_ROLES[part.role][1])
 

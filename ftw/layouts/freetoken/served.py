@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError, printable
 from ftw.layouts.families.family import MOE
 from ftw.layouts.families.table import NOT_SERVED, find_family
-from ftw.layouts.freetoken.bank_formats import FORMATS
+from ftw.layouts.freetoken.bank_formats import FORMATS, bank_name, most_common
+from ftw.layouts.freetoken.banks import PARTS
 from ftw.layouts.freetoken.needs_check import check_needs, find_layers
 from ftw.layouts.recipes.dense_tensor import as_stored
+from ftw.tensors import EXPERTS_BANK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
     from ftw.tensors import TensorInfo
 
-_BANK = "experts_bank"
-_PARTS = ("gate_up", "down")
 _GGUF = "was made from a GGUF, in whose metadata its server looks for the types of tensors; it reads the GGUF itself"
 
 
@@ -47,27 +46,27 @@ def find_obstacle(checkpoint: Checkpoint) -> str | None:
 
 
 def _is_dense(tensor: TensorInfo) -> bool:
-    return tensor.kind != _BANK and not tensor.shard  # what has a shard lies in a side file
+    return tensor.kind != EXPERTS_BANK and not tensor.shard  # what has a shard lies in a side file
 
 
 def _find_bank_obstacle(checkpoint: Checkpoint, num_layers: int) -> str | None:
     """Return what is wrong with the banks of `num_layers` layers with experts."""
-    banks = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.kind == _BANK}
+    banks = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.kind == EXPERTS_BANK}
     tags = _find_tags(checkpoint.metadata, num_layers)
     if not num_layers:
         return f"{printable(next(iter(banks)))}: is a bank of experts, config.json tells of none" if banks else None
     if len(tags) != num_layers:
         return f"quant_format: tells of {len(tags)} layers with experts, config.json of {num_layers}"
     formats = {found.tag: found for found in FORMATS}
-    common = Counter(tags).most_common(1)[0][0]
     if any(tag not in formats for tag in tags):  # of a kernel of others, for which FreeToken packs them on a GPU
         return None if banks else "no tensor is a bank of experts"
+    named = formats[most_common(tags)].banks
     for layer, tag in enumerate(tags):
-        for part in _PARTS:
-            for _, named in zip(formats[tag].banks, formats[common].banks, strict=False):
-                name = f"{part}{named.suffix}"
-                if f"{name}#L{layer:05d}" not in banks and name not in banks:  # 0.1.2 has one for all layers
-                    return f"{name}#L{layer:05d}: is missing, {tag} experts need it"
+        for part in PARTS:
+            for spec in named[: len(formats[tag].banks)]:
+                name = bank_name(part, spec, layer)
+                if name not in banks and f"{part}{spec.suffix}" not in banks:  # 0.1.2 has one for all layers
+                    return f"{name}: is missing, {tag} experts need it"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,7 @@ def _bf16_to_floats(stored: Bytes) -> Floats:
     return (stored.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
+@cache
 def _e4m3_values() -> Floats:
     """Return the value of each byte of F8_E4M3, which has no infinity, and NaN where all other bits are set."""
     codes = np.arange(256)
@@ -34,6 +36,7 @@ def _e4m3_values() -> Floats:
     return np.asarray(values, np.float32)
 
 
+@cache
 def _e8m0_values() -> Floats:
     """Return the value of each byte of F8_E8M0, a power of two; 255 is NaN."""
     values = np.exp2(np.arange(256, dtype=np.float64) - _E8M0_BIAS)
@@ -48,11 +51,10 @@ _TO_FLOATS: dict[str, Callable[[Bytes], Floats]] = {
     "F8_E4M3": lambda stored: _e4m3_values()[stored],
     "F8_E8M0": lambda stored: _e8m0_values()[stored],
 }
-CASTABLE = frozenset(_TO_FLOATS)
 
 
 def to_floats(stored: Bytes, dtype: str) -> Floats:
-    """Return stored elements as float32; `dtype` is one of `CASTABLE`."""
+    """Return stored elements as float32; `dtype` is F32, F16, BF16, F8_E4M3 or F8_E8M0."""
     return _TO_FLOATS[dtype](stored)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftw.dtypes import DTYPES
-from ftw.layouts.recipes.recipe import STEP_NBYTES
+from ftw.layouts.recipes.recipe import STEP_NBYTES, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,11 +57,9 @@ class Dequantized:
         for start in range(offset, offset + len(view), STEP_NBYTES):
             stop = min(start + STEP_NBYTES, offset + len(view))
             first, last = start // row_nbytes, -(-stop // row_nbytes)
-            weights = np.empty((last - first) * self.columns, np.uint8)
-            self.weight.read_into(weights.data, first * self.columns, read)
+            weights = read_bytes(self.weight, first * self.columns, (last - first) * self.columns, read)
             low, high = first // block_rows, -(-last // block_rows)
-            stored = np.empty((high - low) * row_of_scales, np.uint8)
-            self.scale.read_into(stored.data, low * row_of_scales, read)
+            stored = read_bytes(self.scale, low * row_of_scales, (high - low) * row_of_scales, read)
             scales = to_floats(stored, self.scale_dtype).reshape(high - low, scales_of_row)
             wide = scales.repeat(block_columns, 1)[:, : self.columns]
             factors = wide[np.arange(first, last) // block_rows - low]

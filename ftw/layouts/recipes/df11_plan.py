@@ -14,6 +14,7 @@ import numpy as np
 from ftw.errors import CheckpointError
 from ftw.layouts.recipes.dense_tensor import FLOATS, cast_to
 from ftw.layouts.recipes.df11_code import NUM_SYMBOLS, ExponentCode
+from ftw.layouts.recipes.recipe import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,9 +155,7 @@ def _read_across(inner: Recipe, chunks: Chunks, first: int, last: int, read: Rea
 
 def read_numbers(inner: Recipe, first: int, last: int, read: Read) -> Numbers:
     """Return BF16 numbers of a matrix as little-endian integers."""
-    stored = np.empty(2 * (last - first), np.uint8)
-    inner.read_into(stored.data, 2 * first, read)
-    return stored.view("<u2")
+    return read_bytes(inner, 2 * first, 2 * (last - first), read).view("<u2")
 
 
 def _exponents(numbers: Numbers) -> Bytes:

@@ -127,7 +127,7 @@ class Cast:
         old, new = _width(self.before), _width(self.after)
         for start, stop in _steps(offset, offset + len(view), STEP_NBYTES):
             first, last = start // new, -(-stop // new)
-            stored = _read(self.inner, first * old, (last - first) * old, read)
+            stored = read_bytes(self.inner, first * old, (last - first) * old, read)
             made = cast(stored, self.before, self.after)
             view[start - offset : stop - offset] = made[start - first * new : stop - first * new].data
 
@@ -156,7 +156,7 @@ class PaddedRows:
         for start, stop in _steps(offset, offset + len(view), STEP_NBYTES):
             first, last = start // self.padded_nbytes, -(-stop // self.padded_nbytes)
             rows = np.zeros((last - first, self.padded_nbytes), np.uint8)
-            stored = _read(self.inner, first * self.row_nbytes, (last - first) * self.row_nbytes, read)
+            stored = read_bytes(self.inner, first * self.row_nbytes, (last - first) * self.row_nbytes, read)
             rows[:, : self.row_nbytes] = stored.reshape(last - first, self.row_nbytes)
             made = rows.reshape(-1)
             begin = first * self.padded_nbytes
@@ -194,7 +194,7 @@ class Swapped:
         made = np.empty((last - first, self.rows), f"u{self.width}")
         for start in range(0, self.rows, band):
             stop = min(start + band, self.rows)
-            stored = _read(self.inner, start * stored_nbytes, (stop - start) * stored_nbytes, read)
+            stored = read_bytes(self.inner, start * stored_nbytes, (stop - start) * stored_nbytes, read)
             made[:, start:stop] = stored.view(made.dtype).reshape(stop - start, self.columns)[:, first:last].T
         begin = offset - first * made_nbytes
         view[:] = made.view(np.uint8).reshape(-1)[begin : begin + len(view)].data
@@ -224,7 +224,7 @@ class Filled:
 
         from ftw.layouts.recipes.casts import from_floats, to_floats
 
-        number = to_floats(_read(self.inner, 0, self.inner.nbytes, read), self.dtype)
+        number = to_floats(read_bytes(self.inner, 0, self.inner.nbytes, read), self.dtype)
         made = from_floats(np.float32(1) / number if self.is_inverse else number, "F32")
         view[:] = np.resize(np.roll(made, -(offset % 4)), len(view)).data
 
@@ -244,7 +244,7 @@ class Made:
 
     def read_into(self, view: memoryview, offset: int, read: Read) -> None:
         """Make all, and keep what is wanted."""
-        made = self.make([_read(recipe, 0, recipe.nbytes, read) for recipe in self.inner])
+        made = self.make([read_bytes(recipe, 0, recipe.nbytes, read) for recipe in self.inner])
         view[:] = made[offset : offset + len(view)].data
 
 
@@ -322,7 +322,8 @@ def _steps(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _read(recipe: Recipe, offset: int, nbytes: int, read: Read) -> Bytes:
+def read_bytes(recipe: Recipe, offset: int, nbytes: int, read: Read) -> Bytes:
+    """Return bytes of a recipe, from its byte `offset` on."""
     import numpy as np
 
     stored = np.empty(nbytes, np.uint8)
