@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .word_tokenizer import write_word_tokenizer
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     Tensors = dict[str, torch.Tensor]
+
+
+_CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
 @dataclass(frozen=True)
@@ -212,17 +217,4 @@ def _write(folder: Path, config: dict[str, Any], sizes: Sizes, shards: list[Tens
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     generation = {"bos_token_id": 0, "eos_token_id": 1, "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
-    _write_tokenizer(folder, sizes.vocab)
-
-
-def _write_tokenizer(folder: Path, vocab: int) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<s>": 0, "</s>": 1} | {f"t{number}": number for number in range(2, vocab)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    make: Any = PreTrainedTokenizerFast
-    fast = make(tokenizer_object=tokenizer, unk_token="<s>", eos_token="</s>", bos_token="<s>")
-    fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    fast.save_pretrained(folder)
+    write_word_tokenizer(folder, sizes.vocab, _CHAT)

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from .word_tokenizer import write_word_tokenizer
+
 Weights = dict[str, torch.Tensor]
 IS_TINY = bool(os.environ.get("TINY"))
 VOCAB, HIDDEN, INTERMEDIATE = (512, 64, 128) if IS_TINY else (151936, 2048, 6144)
@@ -45,7 +47,7 @@ def make(kind: str, folder: Path) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         weights, config = _MAKERS[kind]()
         save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-        _write_tokenizer(target)
+        write_word_tokenizer(target, VOCAB)
         (target / "config.json").write_text(json.dumps(config))  # last: it says that all is there
     return target
 
@@ -157,15 +159,3 @@ _MAKERS: dict[str, Callable[[], tuple[Weights, dict[str, Any]]]] = {
     "moe": _moe,
     "gemma": _gemma,
 }
-
-
-def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of one word for each id, so that the text of an answer tells its tokens."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<s>": 0, "</s>": 1} | {f"t{number}": number for number in range(2, VOCAB)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"unk_token": "<s>", "bos_token": "<s>", "eos_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)  # type: ignore[no-untyped-call]

@@ -2,57 +2,21 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from builders import safetensors_bytes, tensor_entry
+from peak_memory import peak_nbytes, write_sparse_file
 
 LIMIT = 300 << 20
 GIB = 1 << 30
 
-# Runs the command line and prints the peak of its resident memory, in KiB, as the last line of stderr.
-MEASURE = """
-import resource, sys
-from ftw.cli.main import main
-status = main(sys.argv[1:]) if len(sys.argv) > 1 else 0
-peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(peak, file=sys.stderr)
-sys.exit(status)
-"""
-
 
 def sparse_checkpoint(folder: Path, shapes: dict[str, tuple[int, int]]) -> Path:
-    """One safetensors file of BF16 tensors whose data is a hole, but for a few bytes of each."""
-    header, position, places = {}, 0, []
-    for name, (rows, columns) in shapes.items():
-        nbytes = 2 * rows * columns
-        header[name] = tensor_entry("BF16", [rows, columns], position, position + nbytes)
-        places.append(position + nbytes // 2)
-        position += nbytes
-    start = safetensors_bytes(header)
+    """One safetensors file of BF16 tensors whose data is a hole, but for a byte of each."""
     folder.mkdir()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(start)
-        for number, place in enumerate(places):
-            file.seek(len(start) + place)
-            file.write(bytes([number % 255 + 1]))
-        file.truncate(len(start) + position)
+    write_sparse_file(folder / "model.safetensors", ((name, "BF16", list(shape)) for name, shape in shapes.items()))
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
     return folder
-
-
-def peak_nbytes(*arguments: object) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=3000,
-        env={**os.environ, "MALLOC_ARENA_MAX": "2"},
-    )
-    assert done.returncode == 0, done.stderr
-    return int(done.stderr.split()[-1]) << 10
 
 
 SHAPES = {

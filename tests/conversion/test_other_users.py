@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 from folders import state, tree
 from other_user import OTHER_UID, needs_other_user, run_as_other
-from shared_folder import IMPORTS, link_as_other, make_as_other, shared_folder, write_open_source
+from shared_folder import (
+    IMPORTS,
+    WAYS,
+    link_as_other,
+    make_as_other,
+    mode_of,
+    refusal,
+    shared_folder,
+    write_open_source,
+)
 
 import ftw
 from ftw.conversion.writing import writer
@@ -19,9 +28,6 @@ from ftw.errors import OutputError
 from ftw.host import OpenFolder
 
 STAGING, JOURNAL, INDEX = ".out.ftw-partial", ".ftw-journal", "freetoken_weight.json"
-WAYS = pytest.mark.parametrize(
-    "options", [{}, {"resume": True}, {"overwrite": True}, {"dry_run": True}], ids=["plain", "resume", "over", "dry"]
-)
 
 pytestmark = needs_other_user
 
@@ -54,17 +60,6 @@ def interrupt(source: Path, target: Path) -> Path:
         ftw.convert(source, target, progress=progress)
     assert (target.with_name(STAGING) / JOURNAL).is_file()
     return target.with_name(STAGING)
-
-
-def mode_of(path: Path) -> int:
-    return path.lstat().st_mode & 0o7777
-
-
-def refusal(source: Path, target: Path, **options: object) -> str:
-    with pytest.raises(OutputError) as caught:
-        ftw.convert(source, target, **options)  # type: ignore[arg-type]
-    assert str(caught.value).isprintable()
-    return str(caught.value)
 
 
 # The staging folder

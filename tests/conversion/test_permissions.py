@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import llama_config, write_sharded
-from shared_folder import write_open_source
+from shared_folder import mode_of, write_open_source
 
 import ftw
 from ftw.host import granted_by
@@ -26,10 +26,6 @@ def set_umask() -> Iterator[Callable[[int], None]]:
 @pytest.fixture
 def source(tmp_path: Path, set_umask: Callable[[int], None]) -> Path:
     return write_open_source(tmp_path / "src")
-
-
-def mode_of(path: Path) -> int:
-    return path.lstat().st_mode & 0o7777
 
 
 def modes_of(folder: Path) -> tuple[int, set[int]]:

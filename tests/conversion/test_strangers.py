@@ -10,17 +10,23 @@ from pathlib import Path
 import pytest
 from folders import tree
 from other_user import OTHER_UID, needs_other_user, run_as_other
-from shared_folder import IMPORTS, give_to_other, link_as_other, make_as_other, shared_folder, write_open_source
+from shared_folder import (
+    IMPORTS,
+    WAYS,
+    give_to_other,
+    link_as_other,
+    make_as_other,
+    mode_of,
+    refusal,
+    shared_folder,
+    write_open_source,
+)
 
 import ftw
 from ftw.conversion import strangers, target
-from ftw.errors import OutputError
 from ftw.host import OpenFolder
 
 ASIDE, INDEX = ".out.ftw-old", "freetoken_weight.json"
-WAYS = pytest.mark.parametrize(
-    "options", [{}, {"resume": True}, {"overwrite": True}, {"dry_run": True}], ids=["plain", "resume", "over", "dry"]
-)
 
 pytestmark = needs_other_user
 
@@ -34,17 +40,6 @@ def shared() -> Iterator[Path]:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_open_source(tmp_path / "src")
-
-
-def mode_of(path: Path) -> int:
-    return path.lstat().st_mode & 0o7777
-
-
-def refusal(source: Path, target: Path, **options: object) -> str:
-    with pytest.raises(OutputError) as caught:
-        ftw.convert(source, target, **options)  # type: ignore[arg-type]
-    assert str(caught.value).isprintable()
-    return str(caught.value)
 
 
 # The folder that was put aside

@@ -2,25 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from arrangements import change
-from builders import safetensors_bytes, tensor_entry
+from peak_memory import peak_nbytes, write_sparse_file
 
 MIB = 1 << 20
 LIMIT = 200 * MIB  # 94 and 147 MiB were measured (2 cores, 2026-12-01)
 WIDTH = 1 << 17  # of an expert: 16 MiB for each of its matrices
-MEASURE = """
-import sys
-from ftw.cli.main import main
-status = main(sys.argv[1:]) if len(sys.argv) > 1 else 0
-peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(peak, file=sys.stderr)
-sys.exit(status)
-"""
 
 
 def widen(_spec, config, tensors):
@@ -37,35 +27,10 @@ def widen(_spec, config, tensors):
 def write_sparse(spec, folder: Path) -> Path:
     """Write a source whose weights are holes, but for a byte of each tensor."""
     folder.mkdir()
-    header, places, position = {}, [], 0
-    for name, (dtype, shape, _) in spec["tensors"].items():
-        nbytes = 2
-        for size in shape:
-            nbytes *= size
-        header[name] = tensor_entry(dtype, shape, position, position + nbytes)
-        places.append(position + nbytes // 2)
-        position += nbytes
-    start = safetensors_bytes(header)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(start)
-        for place in places:
-            file.seek(len(start) + place)
-            file.write(b"\x3c")
-        file.truncate(len(start) + position)
+    tensors = ((name, dtype, shape) for name, (dtype, shape, _) in spec["tensors"].items())
+    write_sparse_file(folder / "model.safetensors", tensors)
     (folder / "config.json").write_text(json.dumps(spec["files"]["config.json"]))
     return folder
-
-
-def peak_nbytes(*arguments: object) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=3000,
-        env={**os.environ, "MALLOC_ARENA_MAX": "2"},
-    )
-    assert done.returncode == 0, done.stderr
-    return int(done.stderr.split()[-1]) << 10
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads the peak from /proc")

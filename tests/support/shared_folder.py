@@ -6,9 +6,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from builders import llama_config, llama_tensors, write_checkpoint
 from other_user import OTHER_UID, run_as_other
 
+import ftw
+from ftw.errors import OutputError
+
+# Ways to convert: none may trust what another user has put at a target.
+WAYS = pytest.mark.parametrize(
+    "options", [{}, {"resume": True}, {"overwrite": True}, {"dry_run": True}], ids=["plain", "resume", "over", "dry"]
+)
 IMPORTS = "import ftw, ftw.conversion.conversion"  # for conversions of the other user
 
 
@@ -46,3 +54,16 @@ def give_to_other(folder: Path) -> None:
     """Give a folder and all that it holds to the other user."""
     for path in (folder, *folder.rglob("*")):
         os.lchown(path, OTHER_UID, OTHER_UID)
+
+
+def mode_of(path: Path) -> int:
+    """Return the permissions of a file or a folder, no link followed."""
+    return path.lstat().st_mode & 0o7777
+
+
+def refusal(source: Path, target: Path, **options: object) -> str:
+    """Convert, and return the line with which that is refused."""
+    with pytest.raises(OutputError) as caught:
+        ftw.convert(source, target, **options)  # type: ignore[arg-type]
+    assert str(caught.value).isprintable()
+    return str(caught.value)
