@@ -22,7 +22,7 @@ from typing import Any
 
 import ftw
 
-from .child import python_command
+from .child import module_command, python_command
 from .environment import describe_environment
 from .timing import SET_CACHE
 
@@ -36,16 +36,7 @@ def run(source: Path, work: Path) -> dict[str, Any]:
     """Convert a source both ways, several times."""
     targets = {"ft checkpoint": work / "own", "ftw convert --layout freetoken": work / "ftw"}
     commands = {
-        "ft checkpoint": [
-            sys.executable,
-            "-P",
-            "-m",
-            "freetoken.checkpoint",
-            "--model",
-            str(source),
-            "--out",
-            str(work / "own"),
-        ],
+        "ft checkpoint": module_command("freetoken.checkpoint", "--model", str(source), "--out", str(work / "own")),
         "ftw convert --layout freetoken": [
             *python_command(_FTW, "convert", str(source), str(work / "ftw")),
             *("--layout", "freetoken", "--embed", "host", "--progress", "none"),

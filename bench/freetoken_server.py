@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import ftw
 
-from .child import python_command
+from .child import module_command, python_command
 from .environment import describe_environment
 from .freetoken_models import Sizes, write_qwen3_5_moe, write_qwen3_moe
 
@@ -57,17 +57,7 @@ class Server:
     """FreeToken's server on a folder, until it is stopped."""
 
     def __init__(self, folder: Path, embed: str, log: Path, flags: tuple[str, ...] = _FIXED_KV) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "freetoken",
-            "--model-path",
-            str(folder),
-            "--port",
-            str(_PORT),
-            *_FLAGS,
-            *flags,
-        ]
+        command = module_command("freetoken", "--model-path", str(folder), "--port", str(_PORT), *_FLAGS, *flags)
         self.log = log
         with log.open("w") as file:
             self._process = subprocess.Popen(
@@ -170,7 +160,7 @@ def _prepare(name: str, work: Path, sizes: Sizes) -> dict[str, Path]:
     if not source.exists():
         _MODELS[name](source, sizes)
     if not own.exists():
-        command = [sys.executable, "-P", "-m", "freetoken.checkpoint", "--model", str(source), "--out", str(own)]
+        command = module_command("freetoken.checkpoint", "--model", str(source), "--out", str(own))
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     if not ours.exists():
         ftw.convert(source, ours, layout="freetoken", embed="host")

@@ -31,6 +31,7 @@ from typing import Any
 
 from ftw.sizes import align_up
 
+from .child import module_command
 from .environment import describe_environment
 from .vllm_engine import Prompts
 from .vllm_models import make
@@ -49,7 +50,7 @@ class Child:
         self, out: Path, name: str, model: Path, *, environ: dict[str, str] | None = None, **spec: Any
     ) -> None:
         self._log = out / f"{name}.log"
-        command = [sys.executable, "-m", "ftw.bench.vllm_engine", json.dumps({"model": str(model), **spec})]
+        command = module_command("ftw.bench.vllm_engine", json.dumps({"model": str(model), **spec}))
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=_environ(environ)
@@ -153,7 +154,7 @@ def step_serve(out: Path, models: Path) -> dict[str, Any]:
     if not folder.exists():
         ftw.convert(model, folder, embed="host")
     port = 8123
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--load-format", "ftw"]
+    command = module_command("vllm.entrypoints.cli.main", "serve", str(folder), "--load-format", "ftw")
     command += ["--port", str(port), "--max-model-len", "16384", "--gpu-memory-utilization", "0.3"]
     environ = _environ({"FTW_EMBED": "host", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
     log = out / "serve.log"
