@@ -1,4 +1,4 @@
-"""`ftw inspect` of an FTW: what stands against FreeToken's server loading it. What it serves: test_families."""
+"""`ftw inspect` of an FTW: what stands against FreeToken's server loading it. What it serves: test_layout_families."""
 
 import json
 import subprocess

@@ -30,6 +30,7 @@ from ftw.files import parallel_read as bulk_read
 from ftw.host.limits import HostLimits
 from ftw.host.shared import segment as shared_segment
 from ftw.loading import device_copy, host_tables, loader, shared_tables
+from ftw.lookup import embedding
 from ftw.memory import MemorySnapshot
 from ftw.pinned import budget, buffer, memory_report
 from ftw.pinned import driver as gpu_driver
@@ -63,7 +64,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """Stand in for a GPU and its driver."""
     fake = FakeDriver()
     nothing = MemorySnapshot(0, 0, 0, 0, 0)
-    monkeypatch.setattr(loader, "resolve_device", lambda device: GPU)
+    for module in (loader, embedding):
+        monkeypatch.setattr(module, "resolve_device", lambda device: GPU)
     monkeypatch.setattr(memory_report, "snapshot", lambda device: nothing)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))  # sampled beside the snapshots
