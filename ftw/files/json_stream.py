@@ -2,7 +2,8 @@
 
 A header of 100 MB may hold 33 million empty lists, which as Python objects take 2.4 GB. Here the text passes through a
 window; objects and lists that a caller walks are never there as a whole, and a value that it reads is at most 1 MiB of
-text, or, a string, 4 MiB; a key 64 Ki characters. What `ftw.files.strict_json` refuses is refused here.
+text, or, a string, 4 MiB; a key 64 Ki characters. What `ftw.files.strict_json` refuses is refused here. Numbers are
+those of the safetensors library's parser: an integer that no double holds is refused, and -0 is a float.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ WINDOW_NBYTES = 256 << 10
 MAX_VALUE = 1 << 20  # characters of one value; as Python objects they take up to 26 MiB
 MAX_KEY = 64 << 10  # characters of a key, such as a tensor's name
 MAX_STRING = 4 << 20  # of a string, which takes up to 4 bytes for each, here and in the window
+_MAX_PLAIN = 308  # characters; a shorter value without a minus sign holds no number that needs a look
 _SPACE = re.compile(r"[ \t\n\r]*")
 # Most members by one pattern: what separates them, and a key without escapes.
 _NEXT_KEY = re.compile(r'[ \t\n\r]*,[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
@@ -55,6 +57,7 @@ class JsonStream:
         self._subject = subject
         self._decode_bytes = codecs.getincrementaldecoder("utf-8")()
         self._decode = make_decoder(path, subject).raw_decode
+        self._decode_numbers = make_decoder(path, subject, are_doubles=True).raw_decode
         self._text = ""
         self._at = 0
         self._start = 0  # of the window, in characters
@@ -146,11 +149,10 @@ class JsonStream:
             try:
                 value, end = self._decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                if len(self._text) - self._at < limit and self._fill():
+                if len(self._text) - self._at <= limit and self._fill():
                     continue
                 if not self._is_ended and (error.pos >= len(self._text) - 8 or error.msg.startswith("Unterminated")):
-                    problem = f"holds more than {limit} characters in one value, at character {self.position}"
-                    raise self._error(problem) from None
+                    raise self._too_long(limit) from None
                 raise self._error(describe_json_error(error, self._start)) from error
             except RecursionError as error:
                 raise self._error(NESTED) from error
@@ -160,6 +162,10 @@ class JsonStream:
                 raise self._error(LONG_INTEGER) from error
             if end + 2 < len(self._text) or not self._fill():  # a number may go on in the next window: 1.|5, 1e+|5
                 break
+        if end - self._at > limit:  # whatever the window holds
+            raise self._too_long(limit)
+        if end - self._at > _MAX_PLAIN or self._text.find("-", self._at, end) >= 0:
+            value, end = self._decode_numbers(self._text, self._at)
         # Brackets are counted first: 100,000 entries of a header are flat.
         opened = self._text.count("[", self._at, end) + self._text.count("{", self._at, end)
         if opened + self._depth > MAX_DEPTH and not is_shallow(value, self._depth):
@@ -220,6 +226,9 @@ class JsonStream:
         self._text, self._at = self._text[self._at :] + new, 0
         self._has_surrogates = SURROGATE.search(self._text) is not None
         return True
+
+    def _too_long(self, limit: int) -> CheckpointError:
+        return self._error(f"holds more than {limit} characters in one value, at character {self.position}")
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(self._path, self._subject, problem)

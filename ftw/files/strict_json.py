@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 MAX_NBYTES = 100_000_000  # the safetensors library's bound on a header, used for every JSON text
-MAX_DEPTH = 128  # the bound of the safetensors library's parser; what is within it can be walked by recursion
+MAX_DEPTH = (
+    127  # of which the safetensors library's parser allows no more; what is within it can be walked by recursion
+)
 # What values may take: a container or a member takes up to 200 bytes, a byte of a text with wide characters in it 8,
 # once in the text and once in the value.
 _MAX_VALUES_NBYTES = 64 << 20
@@ -111,8 +113,18 @@ def parse_json_object(
     return value
 
 
-def make_decoder(path: Path, subject: str, *, allow_non_finite: bool = False) -> json.JSONDecoder:
-    """Return a decoder that raises `CheckpointError` for a key that occurs twice and for what is not finite."""
+def make_decoder(
+    path: Path, subject: str, *, allow_non_finite: bool = False, are_doubles: bool = False
+) -> json.JSONDecoder:
+    """Return a decoder that raises `CheckpointError` for a key that occurs twice and for what is not finite.
+
+    Args:
+        path: The file, for errors.
+        subject: The part of it, for errors.
+        allow_non_finite: Take NaN and infinities.
+        are_doubles: Refuse an integer that is no finite double, too, and take -0 as a float: Python knows no such
+            integer.
+    """
 
     def pairs_to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -128,7 +140,16 @@ def make_decoder(path: Path, subject: str, *, allow_non_finite: bool = False) ->
             raise CheckpointError(path, subject, f"holds {short_repr(number)}, numbers must be finite")
         return value
 
-    return json.JSONDecoder(object_pairs_hook=pairs_to_dict, parse_constant=parse_float, parse_float=parse_float)
+    def parse_int(number: str) -> int | float:
+        value = parse_float(number)
+        return value if number == "-0" else int(number)
+
+    return json.JSONDecoder(
+        object_pairs_hook=pairs_to_dict,
+        parse_constant=parse_float,
+        parse_float=parse_float,
+        parse_int=parse_int if are_doubles else None,
+    )
 
 
 def duplicate_key(key: str) -> str:

@@ -6,10 +6,19 @@
                      "__metadata__" -> {string: string}
     8+n .. end       the tensors' bytes; offsets count from here, cover them all, and neither overlap nor leave holes
 
-What the format's own library refuses is refused here, but for a zero written as -0; and besides, a name that occurs
-twice, null metadata, and what no model has: more than 64 dimensions, an entry of more than 1 MiB, and metadata of more
-than 262,144 entries or 8 MiB. The header is parsed window by window (`ftw.files.json_stream`), and costs what its
-tensors do, which is counted (`ftw.readers.tensor_budget`).
+What the safetensors package 0.8 opens is opened, and what it refuses is refused, as `fuzz.headers` compares them by
+drawn files, but for this:
+
+    read here alone     numbers from 1.79769e308 to the largest double in a field that is ignored, where that package
+                        rounds up to infinity
+    read there alone    a key that occurs twice in one object, the last one counting
+                        an entry that is a list of its three values, a dtype that is {name: null}
+                        sizes that multiply to 2^63 or more, zeros left out
+                        what no model has: more than 64 dimensions, a name of more than 65,536 characters, an entry of
+                        more than 1 MiB, metadata of more than 262,144 entries or 8 MiB or with a text of 4 MiB, headers
+                        of 256 MiB in all, and more memory for names than `ftw.readers.tensor_budget` allows
+
+The header is parsed window by window (`ftw.files.json_stream`), and costs what its tensors do, which is counted.
 """
 
 from __future__ import annotations
@@ -118,7 +127,10 @@ def _check_length(file: WeightFile, first: bytes) -> int:
 
 def _read_metadata(stream: JsonStream, path: Path) -> dict[str, str]:
     if stream.kind() != "an object":
-        raise CheckpointError(path, _METADATA, f"is {stream.describe()}, an object of strings is needed")
+        found = stream.describe()
+        if found == "null":
+            return {}
+        raise CheckpointError(path, _METADATA, f"is {found}, an object of strings is needed")
     metadata: dict[str, str] = {}
     start = stream.position
     for key in stream.iter_members():

@@ -103,19 +103,46 @@ def test_value_of_any_length_up_to_the_bound_is_read(monkeypatch: pytest.MonkeyP
             walk(stream_of(text))
 
 
+@pytest.mark.parametrize("window", [16, 32, 1 << 10], ids=str)
+@pytest.mark.parametrize(("value", "limit"), [(b'"%s"', 256), (b"1%s", 64)], ids="text number".split())
+def test_bound_of_a_value_does_not_depend_on_windows(
+    monkeypatch: pytest.MonkeyPatch, value: bytes, limit: int, window: int
+) -> None:
+    monkeypatch.setattr(json_stream, "WINDOW_NBYTES", window)
+    monkeypatch.setattr(json_stream, "MAX_VALUE", 64)
+    monkeypatch.setattr(json_stream, "MAX_STRING", 256)
+    digits = b"1" * (limit - len(value) + 2)
+    walk(stream_of(b'{"a":%s, "b":1}' % (value % digits)))
+    with pytest.raises(CheckpointError, match=f"holds more than {limit} characters in one value, at character 5"):
+        walk(stream_of(b'{"a":%s, "b":1}' % (value % (digits + b"1"))))
+
+
+@pytest.mark.parametrize("number", ["-0", "1" + "0" * 308, "-" + "9" * 308, "0" + "." + "0" * 400 + "1"], ids=len)
+def test_number_that_a_double_holds_is_read(number: str) -> None:
+    found = walk(stream_of(b'{"a":[%s]}' % number.encode()))["a"][0]
+    assert float(found) == float(number)
+    assert isinstance(found, float) is ("." in number or number == "-0")
+
+
+@pytest.mark.parametrize("digits", [310, 4300], ids=str)
+def test_integer_that_no_double_holds_is_refused(digits: int) -> None:
+    with pytest.raises(CheckpointError, match=r"holds '-?1+\.\.\., numbers must be finite"):
+        walk(stream_of(b'{"a":[-%s]}' % (b"1" * digits)))
+
+
 @pytest.mark.parametrize("text", [b"[1]", b'"x"', b"1", b"null", b"true"], ids=str)
 def test_kinds_are_named(text: bytes) -> None:
     names = {"[": "a list", '"': "a string", "1": "a number", "n": "null", "t": "true"}
     assert stream_of(text).describe() == names[chr(text[0])]
 
 
-@pytest.mark.parametrize("levels", [127, 128], ids=str)
+@pytest.mark.parametrize("levels", [126, 127], ids=str)
 def test_nesting_counts_what_is_walked(levels: int) -> None:
     text = b'{"a":[' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"]}"
     if levels < MAX_DEPTH:
         walk(stream_of(text))
         return
-    with pytest.raises(CheckpointError, match="subject: is nested too deeply, at most 128 levels"):
+    with pytest.raises(CheckpointError, match="subject: is nested too deeply, at most 127 levels"):
         walk(stream_of(text))
 
 

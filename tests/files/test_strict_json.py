@@ -31,17 +31,17 @@ def test_text_is_parsed(text: bytes, value: dict[str, Any]) -> None:
 
 
 def test_nesting_up_to_the_bound_is_parsed(tmp_path: Path) -> None:
-    text = '{"a":' * 128 + "1" + "}" * 128
+    text = '{"a":' * 127 + "1" + "}" * 127
     (tmp_path / "file").write_text(text)
     assert json.dumps(read_json_file(tmp_path / "file"), separators=(",", ":")) == text
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a":' * 129 + "1" + "}" * 129, '{"a":' + "[" * 128 + "]" * 128 + "}"], ids=["objects", "lists"]
+    "text", ['{"a":' * 128 + "1" + "}" * 128, '{"a":' + "[" * 127 + "]" * 127 + "}"], ids=["objects", "lists"]
 )
 def test_nesting_beyond_the_bound_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "file").write_text(text)
-    with pytest.raises(CheckpointError, match="json: is nested too deeply, at most 128 levels"):
+    with pytest.raises(CheckpointError, match="json: is nested too deeply, at most 127 levels"):
         read_json_file(tmp_path / "file")
 
 

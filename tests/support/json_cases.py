@@ -42,6 +42,6 @@ ACCEPTED = {
     "escaped_backslash": (b'{"a":"\\\\ud800"}', {"a": "\\ud800"}),
     "utf8": ('{"é":"\u4e2d"}'.encode(), {"é": "\u4e2d"}),
     "same_key_in_two_objects": (b'{"a":{"k":1},"b":{"k":2}}', {"a": {"k": 1}, "b": {"k": 2}}),
-    "large_integer": (b'{"a":' + b"9" * 4000 + b"}", {"a": 10**4000 - 1}),
+    "large_integer": (b'{"a":' + b"9" * 308 + b"}", {"a": 10**308 - 1}),
     "empty_key": (b'{"":1}', {"": 1}),
 }  # fmt: skip
