@@ -14,7 +14,7 @@ LOWEST_TESTS   ?= tests/test_ggml_types.py tests/cli/test_cli.py tests/readers/t
 FORMAT  ?= gguf
 SECONDS ?= 600
 
-.PHONY: demo test test-gpu test-lowest check coverage lint types fix fuzz dist clean
+.PHONY: demo test test-gpu test-lowest check coverage lint types fix fuzz fuzz-headers dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ftw demo
@@ -47,6 +47,10 @@ coverage: $(VENV)/.installed-dev
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Drawn headers of safetensors or gguf, answered as by the packages that own the formats; SEED draws the same ones again.
+fuzz-headers: $(VENV)/.installed-dev
+	PYTHONPATH=tests/support $(BIN)/python -m fuzz.headers $(FORMAT) $(SECONDS) $(SEED)
 
 fuzz: $(VENV)/.installed-fuzz
 	PYTHONPATH=tests/support $(BIN)/python -m fuzz.guided $(FORMAT) $(SECONDS)

@@ -1,1 +1,1 @@
-"""Headers that nobody would write, drawn: ftw's answer to each is that of other code, or a difference that is listed."""
+"""Headers that nobody would write, drawn: ftw answers as other code does, or differs in a way that is listed."""

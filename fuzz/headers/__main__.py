@@ -9,9 +9,11 @@ from fuzz.headers.run import new_seed, run
 
 def main(arguments: list[str]) -> int:
     """Run, say what was found, and return the exit status."""
-    checkpoint_format, seconds, seed = (*arguments, "60", "")[:3] if len(arguments) == 1 else (*arguments, "")[:3]
-    count, findings = run(checkpoint_format, int(seed) if seed else new_seed(), seconds=float(seconds))
-    print(f"{count} {checkpoint_format} files drawn, {len(findings)} findings")
+    checkpoint_format = arguments[0]
+    seconds = float(arguments[1]) if len(arguments) > 1 else 60
+    seed = int(arguments[2]) if len(arguments) > 2 else new_seed()
+    count, findings = run(checkpoint_format, seed, seconds=seconds)
+    print(f"{count} {checkpoint_format} files drawn from seed {seed} on, {len(findings)} findings")
     for finding in findings:
         print(finding)
     return bool(findings)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import ftw
 from fuzz.findings import FindingError
-from fuzz.headers import safetensors_files
+from fuzz.headers import gguf_files, safetensors_files
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-FORMATS: dict[str, ModuleType] = {"safetensors": safetensors_files}
+FORMATS: dict[str, ModuleType] = {"safetensors": safetensors_files, "gguf": gguf_files}
 MAX_FINDINGS = 20
 _SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 

@@ -29,13 +29,15 @@ def test_file_that_the_malformed_ones_differ_from_is_read(tmp_path: Path) -> Non
 
 BOUNDS = {
     "key_of_65535_bytes": keyed(kv("k" * 65535, "u8", 1)),
-    "arrays_of_128_levels": keyed(nested_arrays(128)),
+    "arrays_of_127_levels": keyed(nested_arrays(127)),
     "alignment_of_1": gguf_bytes(
         [entry(offset=3)], bytes(35), kvs=[ARCHITECTURE, kv("general.alignment", "u32", 1)], alignment=1
     ),
     "alignment_of_a_mebibyte": gguf_bytes(
         [entry()], DATA, kvs=[ARCHITECTURE, kv("general.alignment", "u32", 1 << 20)], alignment=1 << 20
     ),
+    "name_of_63_bytes": gguf_bytes([entry("t" * 63)], DATA),
+    "no_dimensions": gguf_bytes([entry(sizes=())], DATA),
     "four_dimensions": gguf_bytes([entry(sizes=(2, 1, 2, 2))], DATA),
     "huge_dimensions_of_no_element": gguf_bytes([entry(sizes=(0, 1 << 31, 1 << 31))]),
     "embedding_as_wide_as_its_features": gguf_bytes(

@@ -40,7 +40,7 @@ from ftw.files import WeightFile
 from ftw.ggml_types import PACKED_TYPES, ggml_types, ggml_types_by_name
 from ftw.hub import Place
 from ftw.readers import open_reader
-from ftw.readers.gguf.metadata import MetadataArray
+from ftw.readers.gguf.metadata import MetadataArray, MetadataText
 from ftw.readers.gguf.reader import GgufReader, read_gguf_metadata
 from ftw.tensors import Extent, TensorInfo
 
@@ -234,6 +234,33 @@ def test_nested_arrays_of_many_kinds_are_skipped_and_read(tmp_path: Path) -> Non
     assert reader.metadata["after"] == 9
 
 
+def test_numpy_scalar_of_the_packages_writer_is_a_tensor_of_no_dimensions(tmp_path: Path) -> None:
+    scalars = {"f32": np.float32(1.5), "f16": np.float16(-2), "i32": np.int32(7)}
+    path = write_gguf(tmp_path / "m.gguf", {**scalars, "last": np.arange(3, dtype=np.float32)})
+    reader = open_reader(path)
+    for name, scalar in scalars.items():
+        assert reader.tensors[name].shape == ()
+        assert stored(reader, name) == scalar.tobytes()
+    assert stored(reader, "last") == np.arange(3, dtype=np.float32).tobytes()
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + 1, 9 << 20], ids=str)
+def test_long_text_stays_in_the_file_and_is_read_when_asked(tmp_path: Path, nbytes: int) -> None:
+    text = ("é" + "x" * 97) * (nbytes // 99) + "x" * (nbytes % 99)
+    kvs = {"tokenizer.huggingface.json": (GGUFValueType.STRING, text), "after": (GGUFValueType.UINT8, 3)}
+    reader = open_reader(write_gguf(tmp_path / "m.gguf", {"t": np.zeros(3, np.float32)}, kvs))
+    found = reader.metadata["tokenizer.huggingface.json"]
+    assert isinstance(found, MetadataText) is (nbytes > 1 << 20)
+    assert (found.read() if isinstance(found, MetadataText) else found) == text
+    assert reader.metadata["after"] == 3
+    assert list(reader.tensors) == ["t"]
+
+
+def test_text_that_is_not_utf8_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(kvs=[ARCHITECTURE, kv("general.name", "str", b"caf\xe9\xed\xa0")]))
+    assert open_reader(tmp_path / "m.gguf").metadata["general.name"] == r"caf\xe9\xed\xa0"
+
+
 def test_token_that_is_not_utf8_is_escaped(tmp_path: Path) -> None:
     reader = write(tmp_path, gguf_bytes(kvs=[ARCHITECTURE, kv("k", "array", ("str", [b"a\xff", "ß".encode()]))]))
     assert reader.metadata["k"].read() == ["a\\xff", "ß"]
@@ -244,7 +271,7 @@ def test_strings_across_windows_are_skipped_and_read(tmp_path: Path) -> None:
     whole = kv("whole", "str", "ß" * (1 << 20))
     reader = write(tmp_path, gguf_bytes(kvs=[kv("k", "array", ("str", strings)), whole, ARCHITECTURE]))
     assert reader.metadata["k"].read() == strings
-    assert reader.metadata["whole"] == "ß" * (1 << 20)
+    assert reader.metadata["whole"].read() == "ß" * (1 << 20)
 
 
 def test_arrays_are_not_kept_in_memory(tmp_path: Path) -> None:

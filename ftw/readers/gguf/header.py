@@ -8,13 +8,28 @@
     key-values             see `ftw.readers.gguf.metadata`
     tensors                one entry for each:
       name           8 + n   its length and its UTF-8 text
-      dimensions     4       1 to 4
+      dimensions     4       0 to 4; a tensor of none holds one element
       sizes          8 each  fastest first, in elements
       type           4       a code of `ftw.ggml_types`
       offset         8       from the start of the data, a multiple of the alignment
     data                   from the next multiple of general.alignment (32 if it has no such key) on
 
 All numbers are in the file's byte order. Versions 2 and 3 share this layout; version 1 had lengths of 4 bytes.
+
+What llama.cpp loads of a file is read, and what it refuses is refused, as `fuzz.headers` compares them by drawn files,
+but for this:
+
+    read here alone     the gguf package reads it: the other byte order, tensors in any order and with holes between
+                        them, arrays in arrays
+                        names that differ behind a zero byte alone
+                        tensors without elements that would begin in padding which the file lacks
+                        a name of an architecture that llama.cpp does not know
+    read there alone    the gguf package refuses it: keys and names that are not UTF-8
+                        the format's specification does: a bool that is neither 0 nor 1, a key of more than 65,535 bytes
+                        types that the installed gguf package does not know
+                        a tensor without a name; no elements but sizes that multiply to 2^63 or more, zeros left out
+                        what no model has: the bounds of `ftw.readers.gguf.metadata` and of `ftw.readers.tensor_budget`,
+                        an alignment of more than 1 MiB
 """
 
 from __future__ import annotations
@@ -40,8 +55,9 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 _MIN_NBYTES = 4 + 4 + 8 + 8
-_MIN_TENSOR_NBYTES = 8 + 1 + 4 + 8 + 4 + 8
+_MIN_TENSOR_NBYTES = 8 + 1 + 4 + 4 + 8
 _MAX_DIMENSIONS = 4
+_MAX_NAME_NBYTES = 63  # ggml keeps names in 64 bytes, with a zero at the end
 MAX_TENSORS = 1 << 17  # of a model; those with the most have 3,000, since experts are stacked
 
 
@@ -61,7 +77,7 @@ class GgufHeader(NamedTuple):
     Attributes:
         byte_order: "<" or ">", as the struct module has it.
         version: 2 or 3.
-        metadata: The key-values; arrays are `MetadataArray`, which reads them when asked.
+        metadata: The key-values; arrays are `MetadataArray`, long texts `MetadataText`, which read them when asked.
         value_types: How each of them is encoded.
         tensors: The tensors, in the order of the header.
         metadata_end: Where the key-values end in the file.
@@ -126,7 +142,7 @@ def _read_tensors(cursor: Cursor, count: int, budget: TensorBudget) -> list[RawT
     names: set[str] = set()
     for number in range(count):
         cursor.subject, begin = f"tensor {number}", cursor.position
-        name = read_name(cursor)
+        name = read_name(cursor, _MAX_NAME_NBYTES)
         if name in names:
             raise cursor.error(f"{short_repr(name)} occurs twice, names must be unique")
         names.add(name)
@@ -139,15 +155,16 @@ def _read_tensors(cursor: Cursor, count: int, budget: TensorBudget) -> list[RawT
 
 def _read_tensor(cursor: Cursor, name: str, types: dict[int, GgmlType]) -> RawTensor:
     num_dimensions = cursor.read_u32()
-    if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
-        raise cursor.error(f"has {num_dimensions} dimensions, 1 to {_MAX_DIMENSIONS} are allowed")
+    if num_dimensions > _MAX_DIMENSIONS:
+        raise cursor.error(f"has {num_dimensions} dimensions, at most {_MAX_DIMENSIONS} are allowed")
     *sizes, code, offset = cursor.unpack(f"{num_dimensions}QIQ")
     if is_too_large(sizes):
         raise cursor.error(f"shape {short_repr(sizes[::-1])} has 2^63 elements or more, fewer are needed")
     known = types.get(code)
     if known is None:
         raise cursor.error(f"type is {code}, {unknown_type(code)}")
-    if sizes[0] % known.block_size:
-        problem = f"has rows of {sizes[0]} elements, {known.name} needs a multiple of {known.block_size}"
+    row = sizes[0] if sizes else 1
+    if row % known.block_size:
+        problem = f"has rows of {row} elements, {known.name} needs a multiple of {known.block_size}"
         raise cursor.error(problem)
-    return RawTensor(name, tuple(sizes), known, offset, prod(sizes[1:]) * known.row_nbytes(sizes[0]))
+    return RawTensor(name, tuple(sizes), known, offset, prod(sizes[1:]) * known.row_nbytes(row))

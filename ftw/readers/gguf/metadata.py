@@ -8,6 +8,9 @@ value      1, 2, 4 or 8 for numbers; 1 for a bool, 0 or 1; a string as a key; fo
   type       4, of its elements
   count      8
   elements   as values are, one after another, arrays too
+
+Arrays stay in the file until they are asked for, and so do texts of more than 1 MiB, as a tokenizer is one. What is not
+UTF-8 in a text, as a model's name may be, is kept as a backslashed escape; keys and the architecture have to be UTF-8.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
 
 MIN_ENTRY_NBYTES = 8 + 1 + 4 + 1
 MAX_KEYS = 1 << 15  # a model has less than a hundred
-MAX_NAME_NBYTES = 65535
-MAX_TEXT_NBYTES = 8 << 20  # of all strings outside of arrays; as Python objects they take up to four times as much
+MAX_KEY_NBYTES = 65535
+MAX_TEXT_NBYTES = 1 << 20  # of a text that is kept; as a Python object it takes up to four times as much
 _KEY_NBYTES = 200  # of a key-value beside both; of an array more, of a number less
 MAX_ALIGNMENT = 1 << 20
 # Elements of all arrays of a model that are passed over one by one: a sparse file could have any number of them. The
@@ -81,6 +84,7 @@ _MIN_NBYTES: dict[ValueType, int] = {
     ValueType.STRING: 8,
     ValueType.ARRAY: 12,
 }
+_ESCAPED = "backslashreplace"
 _MAX_WALKED: dict[ValueType, int] = {ValueType.STRING: MAX_STRINGS, ValueType.ARRAY: MAX_ARRAYS}
 
 
@@ -89,6 +93,31 @@ class GgufMetadata(NamedTuple):
 
     values: dict[str, Any]
     types: dict[str, ValueType]
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataText:
+    """A long text of the metadata, left in the file until it is asked for.
+
+    Attributes:
+        file: The file that holds it.
+        key: Its key.
+        nbytes: Its length.
+        offset: Where it begins in the file.
+    """
+
+    file: WeightFile
+    key: str
+    nbytes: int
+    offset: int
+
+    def read(self) -> str:
+        """Read it; what is not UTF-8 becomes backslashed escapes.
+
+        Raises:
+            CheckpointError: The file has changed.
+        """
+        return self.file.read(self.offset, self.nbytes).decode(errors=_ESCAPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +170,19 @@ def read_metadata(cursor: Cursor, count: int, budget: TensorBudget) -> GgufMetad
         CheckpointError: One breaks the format in any way, or they take more memory than the budget has.
     """
     metadata = GgufMetadata({}, {})
-    text_nbytes = 0
     if count > MAX_KEYS:
         raise cursor.error(f"the number of keys is {count}, at most {MAX_KEYS} are allowed")
     for number in range(count):
         cursor.subject, begin = f"key {number}", cursor.position
-        key = read_name(cursor)
+        key = read_name(cursor, MAX_KEY_NBYTES)
         if key in metadata.values:
             raise cursor.error(f"{short_repr(key)} occurs twice, keys must be unique")
         cursor.subject = key
         kind = metadata.types[key] = _read_type(cursor)
-        start = cursor.position
-        value = metadata.values[key] = _read_value(cursor, key, kind, text_nbytes, budget)
-        _count_bytes(cursor.position - begin, len(key) if kind is ValueType.ARRAY else None, budget, cursor.file.path)
+        value = metadata.values[key] = _read_value(cursor, key, kind, budget)
+        kept = len(key) if isinstance(value, (MetadataArray, MetadataText)) else None
+        _count_bytes(cursor.position - begin, kept, budget, cursor.file.path)
         budget.take(_KEY_NBYTES + getsizeof(key) + getsizeof(value), cursor.file.path, "header")
-        text_nbytes += cursor.position - start if kind is ValueType.STRING else 0
         if key == ALIGNMENT_KEY:
             _check_alignment(cursor, kind, value)
         elif key == ARCHITECTURE_KEY and not (kind is ValueType.STRING and value):
@@ -165,13 +192,13 @@ def read_metadata(cursor: Cursor, count: int, budget: TensorBudget) -> GgufMetad
 
 
 def _count_bytes(nbytes: int, kept: int | None, budget: TensorBudget, path: Path) -> None:
-    """Count the bytes of a key-value; of an array, which stays in the file, those of its key alone are kept."""
+    """Count the bytes of a key-value; of one that stays in the file, those of its key alone are kept."""
     budget.add_header(nbytes if kept is None else kept, path)
     budget.add_skipped(0 if kept is None else nbytes - kept, path)
 
 
-def read_name(cursor: Cursor) -> str:
-    """Read a key, or a tensor's name.
+def read_name(cursor: Cursor, most: int) -> str:
+    """Read a key, or a tensor's name, of `most` bytes.
 
     Raises:
         CheckpointError: It is empty, too long, or not UTF-8.
@@ -179,8 +206,8 @@ def read_name(cursor: Cursor) -> str:
     length = cursor.read_u64()
     if not length:
         raise cursor.error("its name is empty")
-    if length > MAX_NAME_NBYTES:
-        raise cursor.error(f"its name is {length} bytes long, at most {MAX_NAME_NBYTES} are allowed")
+    if length > most:
+        raise cursor.error(f"its name is {length} bytes long, at most {most} are allowed")
     return _decode(cursor, cursor.read_bytes(length), "its name")
 
 
@@ -192,21 +219,30 @@ def _read_type(cursor: Cursor) -> ValueType:
         raise cursor.error(f"value type is {code}, allowed are 0 to {max(ValueType)}") from None
 
 
-def _read_value(cursor: Cursor, key: str, kind: ValueType, text_nbytes: int, budget: TensorBudget) -> Any:
-    """Read one value; `text_nbytes` is what the strings before it took."""
+def _read_value(cursor: Cursor, key: str, kind: ValueType, budget: TensorBudget) -> Any:
     if kind is ValueType.STRING:
-        length = cursor.read_u64()
-        allowed = MAX_TEXT_NBYTES - text_nbytes
-        if length > min(cursor.remaining, allowed):
-            problem = f"is a string of {length} bytes, {cursor.remaining} follow, at most {allowed} are allowed"
-            raise cursor.error(problem)
-        return _decode(cursor, cursor.read_bytes(length), "its text")
+        return _read_text(cursor, key)
     if kind is ValueType.ARRAY:
         element_type, count = _read_array_head(cursor, budget.num_walked)
         array = MetadataArray(cursor.file, cursor.byte_order, key, element_type.name, count, cursor.position)
         _skip_elements(cursor, element_type, count, budget.num_walked)
         return array
     return _read_elements(cursor, kind, 1)[0]
+
+
+def _read_text(cursor: Cursor, key: str) -> str | MetadataText:
+    length = cursor.read_u64()
+    if length > cursor.remaining:
+        raise cursor.error(f"is a string of {length} bytes, but only {cursor.remaining} bytes follow")
+    if key == ARCHITECTURE_KEY:
+        if length > MAX_KEY_NBYTES:
+            raise cursor.error(f"is a string of {length} bytes, at most {MAX_KEY_NBYTES} are allowed")
+        return _decode(cursor, cursor.read_bytes(length), "its text")
+    if length <= MAX_TEXT_NBYTES:
+        return cursor.read_bytes(length).decode(errors=_ESCAPED)
+    text = MetadataText(cursor.file, key, length, cursor.position)
+    cursor.skip(length)
+    return text
 
 
 def _read_array_head(cursor: Cursor, num_walked: Counter[str]) -> tuple[ValueType, int]:
@@ -239,7 +275,7 @@ def _skip_elements(cursor: Cursor, kind: ValueType, count: int, num_walked: Coun
 
 def _read_elements(cursor: Cursor, kind: ValueType, count: int) -> list[Any]:
     if kind is ValueType.STRING:
-        return [cursor.read_bytes(cursor.read_u64()).decode(errors="backslashreplace") for _ in range(count)]
+        return [cursor.read_bytes(cursor.read_u64()).decode(errors=_ESCAPED) for _ in range(count)]
     data = cursor.read_bytes(count * _MIN_NBYTES[kind])
     values = list(struct.unpack(f"{cursor.byte_order}{count}{_NUMBERS[kind]}", data))
     if kind is not ValueType.BOOL:
