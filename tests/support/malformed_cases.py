@@ -14,7 +14,7 @@ import malformed_ftw as ftw_cases
 import malformed_gguf as gguf_cases
 import malformed_safetensors as safetensors_cases
 from builders import llama_config, safetensors_bytes, tensor_entry
-from gguf_builder import ARCHITECTURE, entry, gguf_bytes, kv, shard_kvs
+from gguf_builder import entry, gguf_bytes, shard_kvs
 
 from ftw.checkpoint.tensor_names import MAX_MODULES
 
@@ -195,9 +195,6 @@ GGUF_OTHERS: dict[str, Callable[[Path], Path]] = {
     ),
     "too many tensors": put("model.gguf", gguf_bytes(num_tensors=1 << 18) + bytes(33 << 18)),
     "too many keys": put("model.gguf", gguf_bytes(num_keys=1 << 17) + bytes(14 << 17)),
-    "texts of more than 8 MiB": put(
-        "model.gguf", gguf_bytes(kvs=[ARCHITECTURE, kv("a", "str", "x" * (5 << 20)), kv("b", "str", "x" * (5 << 20))])
-    ),
 }
 FILES: dict[str, Callable[[Path], Path]] = {
     "path that is not there": lambda folder: folder / "nothing",

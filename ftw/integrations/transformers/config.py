@@ -20,6 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from ftw.errors import CheckpointError, FtwError, printable
+from ftw.integrations.transformers.folder import CONFIG_NAME, copied_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -114,7 +115,7 @@ def read_recipe(checkpoint: Checkpoint, model_class: Any, options: Mapping[str, 
     if isinstance(own_config, type) and not isinstance(config, own_config):
         if model_class is None:
             problem = f"{found.__name__} takes a {own_config.__name__}, model_type {config.model_type!r} is another's"
-            raise CheckpointError(checkpoint.folder / "config.json", "architectures", f"{problem}; name a model_class")
+            raise CheckpointError(checkpoint.folder / CONFIG_NAME, "architectures", f"{problem}; name a model_class")
         config, unused = _read_config(checkpoint, own_config, others)  # perhaps a part of it, as from_pretrained does
     for name in sorted(unused):
         if name not in inspect.signature(found.__init__).parameters:
@@ -123,21 +124,24 @@ def read_recipe(checkpoint: Checkpoint, model_class: Any, options: Mapping[str, 
     return ModelRecipe(found, config, {**handed_on, **unused})
 
 
-def read_generation_config(checkpoint: Checkpoint) -> GenerationConfig | None:
+def read_generation_config(checkpoint: Checkpoint, options: Mapping[str, Any]) -> GenerationConfig | None:
     """Read generation_config.json, or what config.json says of generating where there is none or it is broken.
 
-    None where neither can be taken; from_pretrained does not mind, either.
+    Values of `options` replace those that it has. None where neither can be taken; from_pretrained does not mind,
+    either.
     """
-    folder = checkpoint.folder
-    in_config: dict[str, Any] = {"config_file_name": "config.json", "_from_model_config": True}
+    in_config: dict[str, Any] = {"config_file_name": CONFIG_NAME, "_from_model_config": True}
+    overrides = {name: value for name, value in options.items() if name not in _HANDED_ON | _NOT_TAKEN}
     own: dict[str, Any]
-    for name, own in (("generation_config.json", {}), ("config.json", in_config)):
-        if (folder / name).is_file():
-            try:
-                return GenerationConfig.from_pretrained(folder, **own)
-            except _FOREIGN_ERRORS as error:
-                path = printable(str(folder / name))
-                _log.warning("%s: generation config: is not taken: %s", path, _describe(error))
+    for name, own in (("generation_config.json", {}), (CONFIG_NAME, in_config)):
+        try:
+            with copied_json(checkpoint, name) as folder:
+                if folder is not None:
+                    return GenerationConfig.from_pretrained(folder, **own, **overrides)
+        except _FOREIGN_ERRORS as error:
+            path = printable(str(checkpoint.folder / name))
+            problem = _describe(error).removeprefix(f"{path}: ")
+            _log.warning("%s: generation config: is not taken: %s", path, problem)
     return None
 
 
@@ -162,17 +166,23 @@ def _read_config(
     checkpoint: Checkpoint, kind: Any, overrides: Mapping[str, Any]
 ) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """Return the configuration, with those overrides that it has, and the other ones."""
-    path = checkpoint.folder / "config.json"
-    if not path.is_file():
-        raise CheckpointError(path, "file", "is missing, transformers makes a model from it")
+    path = checkpoint.folder / CONFIG_NAME
     own = {"trust_remote_code": False} if kind is AutoConfig else {}
-    with foreign_code(lambda what: CheckpointError(path, "config", f"transformers {transformers.__version__}: {what}")):
-        config, unused = kind.from_pretrained(checkpoint.folder, return_unused_kwargs=True, **own, **overrides)
+    with copied_json(checkpoint, CONFIG_NAME) as folder:
+        if folder is None:
+            raise CheckpointError(path, "file", "is missing, transformers makes a model from it")
+
+        def make_error(what: str) -> CheckpointError:
+            said = what.replace(str(folder), str(checkpoint.folder))
+            return CheckpointError(path, "config", f"transformers {transformers.__version__}: {said}")
+
+        with foreign_code(make_error):
+            config, unused = kind.from_pretrained(folder, return_unused_kwargs=True, **own, **overrides)
     return config, {name: value for name, value in unused.items() if name in overrides}
 
 
 def _class_by_name(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    path, names = checkpoint.folder / "config.json", config.architectures or []
+    path, names = checkpoint.folder / CONFIG_NAME, config.architectures or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(path, "architectures", f"found {printable(repr(names))}, a list of class names is needed")
     found = getattr(transformers, names[0], None) if names else None

@@ -22,6 +22,7 @@ from ftw.checkpoint import NGRAM_EMBEDDING, TOKEN_EMBEDDING, Checkpoint, find_he
 from ftw.errors import CheckpointError, FtwError, NotEligibleError, printable
 from ftw.integrations.transformers.config import ModelRecipe, foreign_code, read_generation_config, read_recipe
 from ftw.integrations.transformers.embedding import guard_tables, make_replacement, scale_of, weight_of
+from ftw.integrations.transformers.folder import check_adapter, check_weight_files
 from ftw.integrations.transformers.weights import LazyWeights, TieGuard
 from ftw.loading import load_opened
 from ftw.lookup import RowOptions
@@ -62,7 +63,9 @@ def load_model(request: Request, reason: str = "") -> PreTrainedModel:
         checkpoint = stack.enter_context(open_checkpoint(request.source))
         device = request.of_tables.device
         _check_format(checkpoint, request.of_tables.embed)
+        check_adapter(checkpoint)
         recipe = read_recipe(checkpoint, request.model_class, request.options)
+        check_weight_files(checkpoint, recipe.config)
         monitor = stack.enter_context(MemoryMonitor(device))
         with contextlib.ExitStack() as undo:
             # The hot rows are those of the modules that look up, in `_place_tables`.
@@ -127,7 +130,7 @@ def _load_weights(
             )
         _check_complete(checkpoint, model_class, info, is_named=request.model_class is not None)
         if model.can_generate() and "generation_config" not in recipe.options:
-            model.generation_config = read_generation_config(checkpoint) or model.generation_config
+            model.generation_config = read_generation_config(checkpoint, request.options) or model.generation_config
         # transformers 4 takes all weights, those that it has no use for, too.
         return model, weights.find_marked(model, state_dict if _IS_V4 else info["unexpected_keys"])
 

@@ -31,7 +31,8 @@ class LazyWeights:
     """The weights of a checkpoint on their way to a device, for as long as its `with` block runs.
 
     Attributes:
-        state_dict: A stand-in for each tensor, by its name.
+        state_dict: A stand-in for each tensor, by its name, in the order in which transformers looks for their dtype:
+            by file, then by name.
         problem: What ended the first reading that failed; transformers swallows some errors.
     """
 
@@ -42,7 +43,7 @@ class LazyWeights:
         self.problem: Exception | None = None
         self.state_dict = {
             tensor.name: LazyWeight(self, tensor, torch_dtype(checkpoint, tensor), is_marker=tensor.name in on_host)
-            for tensor in checkpoint.tensors.values()
+            for tensor in sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.shard, tensor.name))
         }
         self._checkpoint = checkpoint
         self._copy = DeviceCopy(device)
