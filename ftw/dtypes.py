@@ -2,7 +2,9 @@
 
 name           as safetensors writes it, and everywhere in ftw
 bits           bits of one element; F4 and F6 are narrower than a byte
-torch_name     torch's name without the prefix, which an FTW index stores; None where torch has no such element
+torch_name     torch's name without the prefix, which an FTW index stores; None where no torch has such an element, and
+               an older one may lack it
+torch_elements how many of them one of torch's elements holds, so many fewer its last dimension has
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ class DType(NamedTuple):
     name: str
     bits: int
     torch_name: str | None
+    torch_elements: int = 1
 
 
 DTYPES: dict[str, DType] = {
     dtype.name: dtype
     for dtype in (
         DType("BOOL", 8, "bool"),
-        DType("F4", 4, None),
+        DType("F4", 4, "float4_e2m1fn_x2", 2),
         DType("F6_E2M3", 6, None),
         DType("F6_E3M2", 6, None),
         DType("U8", 8, "uint8"),
@@ -57,6 +60,22 @@ _MAX_ELEMENTS = 1 << 63
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 INTEGER_DTYPES = frozenset({"I64", "I32", "I16", "I8"})
 FLOAT8_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+
+
+def torch_shape(dtype: DType, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the shape that a tensor has in torch; None if its rows end within one of torch's elements."""
+    if dtype.torch_elements == 1:
+        return tuple(shape)
+    if not shape or shape[-1] % dtype.torch_elements:
+        return None
+    return (*shape[:-1], shape[-1] // dtype.torch_elements)
+
+
+def shape_of_torch(dtype: DType, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the shape whose shape in torch is the one given, as an FTW index has it; None if there is none."""
+    if dtype.torch_elements == 1:
+        return tuple(shape)
+    return (*shape[:-1], shape[-1] * dtype.torch_elements) if shape else None
 
 
 def is_too_large(shape: Sequence[int]) -> bool:

@@ -14,7 +14,7 @@ from ftw.checkpoint import CONFIG_NAME, TOKEN_EMBEDDING
 from ftw.conversion import metadata_files
 from ftw.conversion.writing.index_file import iter_index_without_checksums
 from ftw.conversion.writing.shard_plan import ShardPlan, count_shards, plan_shards
-from ftw.dtypes import DTYPES
+from ftw.dtypes import DTYPES, torch_shape
 from ftw.errors import CheckpointError, NotEligibleError, OutputError, printable
 from ftw.files import MAX_NBYTES
 from ftw.layouts import LAYOUT_KEY, arrange, layout_of
@@ -108,7 +108,7 @@ def plan_conversion(
         for name in table.tensors
         if (copy := arrangement.find_copy(name)) is not None
     }
-    tensors = [_target_tensor(tensor, roles, checkpoint.source) for tensor in arrangement.tensors.values()]
+    tensors = [_target_tensor(tensor, roles, checkpoint.source, arrangement) for tensor in arrangement.tensors.values()]
     tensors.sort(key=lambda tensor: tensor.placement != "host")  # host tables first; the sort is stable
     num_shards = count_shards(tensors, shard_limit)
     if num_shards > _MAX_SHARDS:
@@ -208,11 +208,15 @@ def _metadata_names(files: tuple[Path, ...], derived: tuple[DerivedFile, ...]) -
     return [path.as_posix() for path in files] + [file.name for file in derived]
 
 
-def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str) -> TensorInfo:
+def _target_tensor(tensor: TensorInfo, roles: dict[str, str], source: str, arrangement: Arrangement) -> TensorInfo:
     """Return a tensor as it goes into the FTW, with the checksums that the source has of it, but not its placement."""
-    if DTYPES[tensor.dtype].torch_name is None:
+    known = DTYPES[tensor.dtype]
+    if known.torch_name is None or (known.torch_elements > 1 and arrangement.layout != "plain"):
         allowed = ", ".join(name for name, dtype in DTYPES.items() if dtype.torch_name is not None)
         problem = f"dtype is {tensor.dtype}, which FTW has no name for; {allowed} are allowed"
+        raise CheckpointError(source, tensor.name, problem)
+    if torch_shape(known, tensor.shape) is None:
+        problem = f"is {tensor.describe()}, rows of a multiple of {known.torch_elements} elements are needed"
         raise CheckpointError(source, tensor.name, problem)
     role = roles.get(tensor.name)
     return tensor._replace(role=role or tensor.role, placement="host" if role else None)

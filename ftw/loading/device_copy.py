@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ftw.checkpoint import CHUNK_NBYTES, Checkpoint
-from ftw.dtypes import DTYPES
+from ftw.dtypes import DTYPES, torch_shape
 from ftw.errors import CheckpointError
 from ftw.host import HUGE_PAGE_NBYTES, HostMemory
 from ftw.loading.dummy import fill_dummy
@@ -48,10 +48,10 @@ class DeviceCopy:
         Raises:
             CheckpointError: A file has changed, or torch has no such dtype.
         """
-        dtype = torch_dtype(checkpoint, tensor)
+        dtype, shape = torch_form(checkpoint, tensor)
         if self._device.type == "cpu" and not self._is_dummy:
-            return tensor_over(_read_to_host(checkpoint, tensor), dtype, tensor.shape)
-        target = torch.empty(tensor.shape, dtype=dtype, device=self._device)
+            return tensor_over(_read_to_host(checkpoint, tensor), dtype, shape)
+        target = torch.empty(shape, dtype=dtype, device=self._device)
         if tensor.nbytes:
             flat = target.reshape(-1).view(torch.uint8)
             if self._is_dummy:
@@ -90,14 +90,27 @@ def torch_dtype(checkpoint: Checkpoint, tensor: TensorInfo) -> torch.dtype:
     """Return torch's dtype of a tensor.
 
     Raises:
-        CheckpointError: This torch has none.
+        CheckpointError: As `torch_form` does.
     """
-    name = DTYPES[tensor.dtype].torch_name
-    dtype = getattr(torch, name, None) if name else None
+    return torch_form(checkpoint, tensor)[0]
+
+
+def torch_form(checkpoint: Checkpoint, tensor: TensorInfo) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return dtype and shape that a tensor has in torch.
+
+    Raises:
+        CheckpointError: This torch has no such dtype, or none for rows of that length.
+    """
+    known = DTYPES[tensor.dtype]
+    dtype = getattr(torch, known.torch_name, None) if known.torch_name else None
     if not isinstance(dtype, torch.dtype):
         problem = f"dtype is {tensor.dtype}, which this torch does not have"
         raise CheckpointError(checkpoint.source, tensor.name, problem)
-    return dtype
+    shape = torch_shape(known, tensor.shape)
+    if shape is None:
+        problem = f"is {tensor.describe()}, torch needs rows of a multiple of {known.torch_elements} elements"
+        raise CheckpointError(checkpoint.source, tensor.name, problem)
+    return dtype, shape
 
 
 def _read_to_host(checkpoint: Checkpoint, tensor: TensorInfo) -> memoryview:

@@ -17,7 +17,7 @@ import re
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
-from ftw.dtypes import BY_TORCH_NAME, is_too_large, tensor_bits
+from ftw.dtypes import BY_TORCH_NAME, is_too_large, shape_of_torch, tensor_bits
 from ftw.errors import CheckpointError
 from ftw.files import JsonStream, are_counts, is_count, is_name_inside, json_type, open_json_file, short_repr
 from ftw.readers.ftw_format import ALIGNMENT, FORMAT_NAME, KINDS, MAX_OTHERS, VERSION
@@ -180,9 +180,12 @@ class _Index:
         dtype = BY_TORCH_NAME.get(torch_name) if isinstance(torch_name, str) else None
         if dtype is None:
             raise self._error(name, f"dtype is {short_repr(torch_name)}, allowed are {', '.join(BY_TORCH_NAME)}")
-        shape, offset, nbytes = self._shape(name, entry, "shape"), entry.get("global_off"), entry.get("nbytes")
-        if shape is None:
+        told, offset, nbytes = self._shape(name, entry, "shape"), entry.get("global_off"), entry.get("nbytes")
+        if told is None:
             raise self._error(name, "shape is None, a list of non-negative integers is needed")
+        shape = shape_of_torch(dtype, told)
+        if shape is None:
+            raise self._error(name, f"shape is [], {torch_name} needs a dimension")
         if is_too_large(shape):
             raise self._error(name, f"shape {short_repr(list(shape))} has 2^63 elements or more, fewer are needed")
         if not is_count(nbytes) or tensor_bits(dtype, shape) != nbytes * 8:

@@ -436,9 +436,9 @@ def test_convert_refuses_more_shards_than_a_reader_takes(tmp_path):
 
 
 def test_convert_tells_the_dtypes_that_are_allowed(tmp_path):
-    header = b'{"a": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}'
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"ab")
-    with pytest.raises(CheckpointError, match=r"a: dtype is F4, which FTW has no name for; .*BF16.* are allowed"):
+    header = b'{"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
+    with pytest.raises(CheckpointError, match=r"a: dtype is F6_E2M3, which FTW has no name for; .*BF16.* are allowed"):
         ftw.convert(tmp_path / "model.safetensors", tmp_path / "out")
 
 

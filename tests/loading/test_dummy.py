@@ -29,11 +29,11 @@ def test_packed_blocks_decode_to_finite_values(ggml_type: str) -> None:
     assert len({bytes(block.numpy()) for block in blocks}) > 50
 
 
-@pytest.mark.parametrize("dtype", [name for name in DTYPES if DTYPES[name].torch_name])
+@pytest.mark.parametrize("dtype", [name for name, known in DTYPES.items() if hasattr(torch, known.torch_name or "")])
 def test_elements_are_of_the_dtype(dtype: str) -> None:
     wanted = getattr(torch, str(DTYPES[dtype].torch_name))
     values = made("t", dtype, 1 << 16).view(wanted)
-    if wanted.is_floating_point or wanted.is_complex:
+    if DTYPES[dtype].torch_elements == 1 and (wanted.is_floating_point or wanted.is_complex):
         numbers = values.to(torch.complex64 if wanted.is_complex else torch.float32)
         assert numbers.isfinite().all()
         assert (numbers.abs() < 20).all()

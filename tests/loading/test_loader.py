@@ -7,11 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import llama_config, llama_tensors, write_checkpoint, write_ftw, write_sharded
+from builders import (
+    llama_config,
+    llama_tensors,
+    safetensors_bytes,
+    tensor_entry,
+    write_checkpoint,
+    write_ftw,
+    write_sharded,
+)
+from safetensors import safe_open
 
 import ftw
 
 TABLE = "model.embed_tokens.weight"
+NARROW = "float4_e2m1fn_x2"  # since torch 2.8
 IDS = torch.tensor([[0, 63], [64, -1]])
 
 
@@ -252,3 +262,40 @@ def test_model_is_not_copied(source: Path, copying: Callable[[object], object]) 
         pytest.raises(TypeError, match="model: owns memory of this process and is not copied or pickled"),
     ):
         copying(model)
+
+
+@pytest.mark.skipif(not hasattr(torch, NARROW), reason=f"torch {torch.__version__} has no {NARROW}")
+def test_narrow_elements_are_loaded_as_torchs(tmp_path: Path) -> None:
+    packed = torch.arange(96, dtype=torch.uint8).view(getattr(torch, NARROW)).view(4, 24)
+    scales = torch.ones(4, 3).to(torch.float8_e8m0fnu)
+    source = write_checkpoint(tmp_path, {**llama_tensors(), "odd.weight": packed, "odd.scale": scales}, llama_config())
+    with safe_open(source / "model.safetensors", framework="pt") as file, ftw.load(source, device="cpu") as model:
+        found = dict(model.weights())
+        for name in ("odd.weight", "odd.scale"):
+            expected = file.get_tensor(name)
+            assert (found[name].dtype, found[name].shape) == (expected.dtype, expected.shape)
+            assert torch.equal(found[name].view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "nbytes", "problem"),
+    [
+        ("F6_E2M3", [4], 3, "dtype is F6_E2M3, which this torch does not have"),
+        ("F4", [8, 3], 12, r"is F4 \[8, 3\], torch needs rows of a multiple of 2 elements"),
+    ],
+    ids=["F6", "odd-row"],
+)
+def test_elements_that_torch_lacks_are_refused_by_name(
+    tmp_path: Path, dtype: str, shape: list[int], nbytes: int, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, NARROW, torch.uint8, raising=False)
+    content = safetensors_bytes({"odd": tensor_entry(dtype, shape, 0, nbytes)}, bytes(nbytes))
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with ftw.load(tmp_path, device="cpu") as model, pytest.raises(ftw.CheckpointError, match=f"odd: {problem}"):
+        dict(model.weights())
+    monkeypatch.delattr(torch, NARROW)
+    with (
+        ftw.load(tmp_path, device="cpu") as model,
+        pytest.raises(ftw.CheckpointError, match="this torch does not have"),
+    ):
+        dict(model.weights())

@@ -13,7 +13,7 @@ from inspecting import assert_names_file, open_unless_refused, stored_bytes, ten
 from safetensors.torch import save_file
 
 from ftw import CheckpointError, TensorInfo, open_checkpoint
-from ftw.dtypes import BY_TORCH_NAME
+from ftw.dtypes import BY_TORCH_NAME, torch_shape
 
 HEADER = (
     b'{"__metadata__":{"format":"pt"},'
@@ -23,7 +23,7 @@ HEADER = (
 )
 GOLDEN = b"\xd1\x00\x00\x00\x00\x00\x00\x00" + HEADER + b"\x00\x00\x80\x3f" + b"\x40\x40\x80\xc0"
 
-TORCH_DTYPES = [getattr(torch, name) for name in BY_TORCH_NAME]
+TORCH_DTYPES = [getattr(torch, name) for name in BY_TORCH_NAME if hasattr(torch, name)]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,9 @@ def test_library_written_file_reads_equal(tmp_path: Path, dtype: torch.dtype) ->
         "scalar": values.reshape(-1)[0].clone(),
         "empty": torch.empty(0, 3, dtype=dtype),
     }
+    known = BY_TORCH_NAME[str(dtype).removeprefix("torch.")]
+    if known.torch_elements > 1:
+        del tensors["scalar"]
     file = tmp_path / "model.safetensors"
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, file)
     library = dict(safetensors.deserialize(file.read_bytes()))
@@ -67,8 +70,7 @@ def test_library_written_file_reads_equal(tmp_path: Path, dtype: torch.dtype) ->
         assert set(checkpoint.tensors) == set(tensors)
         for name, tensor in tensors.items():
             info = checkpoint.tensors[name]
-            assert (info.shape, getattr(torch, str(dtype)[6:])) == (tuple(tensor.shape), dtype)
-            assert BY_TORCH_NAME[str(dtype).removeprefix("torch.")].name == info.dtype
+            assert (torch_shape(known, info.shape), info.dtype) == (tuple(tensor.shape), known.name)
             assert stored_bytes(checkpoint, name) == tensor_bytes(tensor) == bytes(library[name]["data"])
 
 

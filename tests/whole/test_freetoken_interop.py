@@ -108,8 +108,10 @@ def test_freetoken_reads_every_dtype(freetoken: Any, tmp_path: Path, dtype: str)
     content = torch.randint(0, 2 if dtype == "bool" else 256, (8 * 625,), generator=torch.Generator().manual_seed(0))
     values = content.to(torch.uint8).view(getattr(torch, dtype))
     tensors = {"long": values, "square": values[:24].reshape(2, 3, 4), "scalar": values[0]}
+    if BY_TORCH_NAME[dtype].torch_elements > 1:
+        del tensors["scalar"]
     ftw.convert(write_ftw(tmp_path / "source", tensors), tmp_path / "out", shard_limit=4096)
-    assert len(index_of(tmp_path / "out")["shards"]) >= 4
+    assert len(index_of(tmp_path / "out")["shards"]) >= 3
     assert_freetoken_reads(freetoken, tmp_path / "out", tensors)
 
 

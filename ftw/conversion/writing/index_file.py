@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ftw.conversion.writing.checksums import Checksums
-from ftw.dtypes import DTYPES
+from ftw.dtypes import DTYPES, torch_shape
 from ftw.readers import ALIGNMENT, FORMAT_NAME, VERSION
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _tensor_entry(tensor: TensorInfo, checksums: Checksums) -> dict[str, Any]:
         "name": tensor.name,
         "kind": tensor.kind,
         "dtype": DTYPES[tensor.dtype].torch_name,
-        "shape": tensor.shape,
+        "shape": torch_shape(DTYPES[tensor.dtype], tensor.shape),
         "global_off": tensor.offset,
         "nbytes": tensor.nbytes,
         **{key: value for key, value in optional.items() if value is not None},

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ftw.errors import ClosedError, FtwError, printable
-from ftw.loading import DeviceCopy, torch_dtype
+from ftw.loading import DeviceCopy, torch_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -42,7 +42,7 @@ class LazyWeights:
         """Stand in for all tensors; those named `on_host` are tables, marked by tensors on another device."""
         self.problem: Exception | None = None
         self.state_dict = {
-            tensor.name: LazyWeight(self, tensor, torch_dtype(checkpoint, tensor), is_marker=tensor.name in on_host)
+            tensor.name: LazyWeight(self, tensor, *torch_form(checkpoint, tensor), is_marker=tensor.name in on_host)
             for tensor in sorted(checkpoint.tensors.values(), key=lambda tensor: (tensor.shard, tensor.name))
         }
         self._checkpoint = checkpoint
@@ -118,9 +118,11 @@ class TieGuard(TorchFunctionMode):
 class LazyWeight:
     """Stands in for a slice of a safetensors file; `to` reads it, wherever it is asked to go, onto the device."""
 
-    def __init__(self, weights: LazyWeights, tensor: TensorInfo, dtype: torch.dtype, *, is_marker: bool) -> None:
+    def __init__(
+        self, weights: LazyWeights, tensor: TensorInfo, dtype: torch.dtype, shape: tuple[int, ...], *, is_marker: bool
+    ) -> None:
         self.dtype = dtype
-        self.shape = torch.Size(tensor.shape)
+        self.shape = torch.Size(shape)
         self._weights = weights
         self._tensor = tensor
         self.is_marker = is_marker
