@@ -115,6 +115,11 @@ VARIANTS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "tensor_offset_huge": (("tensors", 0), {"global_off": HUGE}, "one: global_off is .*, a multiple of 4096"),
     "empty_tensor_past_region": (("tensors", 1), {"global_off": 16384}, "none: begins at 16384, the shards hold 12288"),
     "tensor_shape_of_65": (("tensors", 2), {"shape": [1] * 65}, "wide: shape has 65 dimensions, at most 64"),
+    "tensor_narrow_scalar": (
+        ("tensors", 0),
+        {"dtype": "float4_e2m1fn_x2", "nbytes": 1},
+        r"one: shape is \[\], float4_e2m1fn_x2 needs a dimension",
+    ),
     "tensor_nested_deeply": (("tensors", 2), {"x": nested(200)}, "json: is nested too deeply, at most 127 levels"),
     "key_nested_deeply": ((), {"x": nested(200)}, "json: is nested too deeply, at most 127 levels are allowed"),
     "keys_of_3_mib": (
