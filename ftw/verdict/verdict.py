@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ftw.checkpoint import Adapter, Checkpoint, StoredModule
 
 _MAX_PAIRS = 10_000
+# Rows beyond the tokens that are no reason to warn: padding to a multiple of up to 1024, ids that are kept for later.
+_SPARE_ROWS, _SPARE_SHARE = 1024, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,19 @@ def _warnings(checkpoint: Checkpoint, tables: list[TableVerdict]) -> tuple[str, 
     name = next(table.name for table in tables if table.role == TOKEN_EMBEDDING)
     if config.is_gguf and config.num_tokens not in (None, rows):
         return (f"{name} has {rows} rows, the tokenizer's list {config.num_tokens} tokens; the table's rows count",)
-    if not config.is_gguf and config.vocab_size is not None and rows < config.vocab_size:
-        return (f"{name} has {rows} rows, fewer than the vocab_size {config.vocab_size} of config.json",)
-    return ()
+    return () if config.is_gguf else _warnings_of_rows(checkpoint, name, rows)
+
+
+def _warnings_of_rows(checkpoint: Checkpoint, name: str, rows: int) -> tuple[str, ...]:
+    """Say where a table has fewer rows than there are tokens, or more than padding and reserved ids account for."""
+    vocab_size, num_tokens = checkpoint.config.vocab_size or 0, checkpoint.count_tokens() or 0
+    warnings = []
+    if rows < vocab_size:
+        warnings.append(f"{name} has {rows} rows, fewer than the vocab_size {vocab_size} of config.json")
+    if rows < num_tokens:
+        warnings.append(f"{name} has {rows} rows, but the tokenizer has a token with the id {num_tokens - 1}")
+    known = max(vocab_size, num_tokens)
+    if vocab_size and rows - known > max(known // _SPARE_SHARE, _SPARE_ROWS):
+        told = f"the vocab_size {vocab_size} of config.json" if known == vocab_size else f"{known} tokens"
+        warnings.append(f"{name} has {rows} rows, many more than {told}; the table's rows count")
+    return tuple(warnings)
