@@ -109,6 +109,11 @@ def file_type_name(code: object) -> str:
     return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
+def is_known_architecture(name: str | None) -> bool:
+    """Return whether the installed gguf package, and so llama.cpp of its time, has a `general.architecture`."""
+    return name in _gguf_constants().MODEL_ARCH_NAMES.values()
+
+
 def swapped_block(known: GgmlType) -> tuple[int, ...] | None:
     """Return which byte goes where when a block changes its byte order; None for a type whose fields are not known."""
     fields: tuple[WideField, ...] | None = PACKED_TYPES.get(known.name)

@@ -11,6 +11,7 @@ from ftw.checkpoint.config import CONFIG_NAME, ModelConfig, read_model_config
 from ftw.checkpoint.df11.tables import find_df11_tables
 from ftw.checkpoint.gguf_config import parse_gguf_config
 from ftw.checkpoint.source import open_source
+from ftw.checkpoint.token_count import count_tokens
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
 from ftw.files import Part, WeightFile, read_parts
 from ftw.host import HostMemory
@@ -207,6 +208,10 @@ class Checkpoint:
             CheckpointError: It is not a JSON object.
         """
         return self._reader.place.read_json(name)
+
+    def count_tokens(self) -> int | None:
+        """Return how many tokens the tokenizer beside the weights has at least; None if its files do not tell."""
+        return count_tokens(self._reader.place)
 
     def iter_chunks(self, name: str, chunk_nbytes: int = CHUNK_NBYTES) -> Iterator[memoryview]:
         """Yield the bytes of a tensor in order, each time in the same buffer, which the next step overwrites."""

@@ -7,41 +7,47 @@ A module is found by the last part of its path where that is telling (`embed_tok
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
-from ftw.errors import CheckpointError
+from ftw.checkpoint.stored_modules import (
+    MAX_NAME,
+    PACKED,
+    SCALES,
+    SHARD,
+    ModuleCollection,
+    StoredModule,
+    is_part,
+    stored_path,
+    without_wrappers,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
-Key = TypeVar("Key")
-
-# Wrappers that training code leaves in front of every name.
-_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
-
+# Parts of a model that hold a language model, whose modules are called there as they are when it stands alone; what
+# a decoder that is no language model looks up can have the names of its tables, but not of its head.
+_LANGUAGE_PARTS = "backbone base_model language_model llm lm model text_model thinker transformer".split()
+_DECODER_PARTS = ["decoder", "text_decoder"]
 _EMBEDDING_LEAVES = """
     embed_tokens word_embeddings shared wte tok_embeddings token_embedding token_embeddings embed_in
-    tokens_embed word_embedding input_embeds_layer in_out_embed
+    tokens_embed word_embedding input_embeds_layer in_out_embed transformer.w cpmant.input_embedding
     """.split()
-_EMBEDDING_PATHS = frozenset(
-    """
-    embed model.embed model.llm.embed language_model.embed embeddings backbone.embeddings rwkv.embeddings
-    model.embeddings transformer.embeddings language_model.embeddings model.language_model.embeddings
-    language_model.backbone.embeddings
-    transformer.w w cpmant.input_embedding input_embedding model.embedding backbone.embedding embed_text_tokens
+_EMBEDDING_PATHS = """
+    embed embeddings rwkv.embeddings w input_embedding model.embedding backbone.embedding embed_text_tokens
     embedding.word_embeddings token_embd
     """.split()
-)
 _HEAD_LEAVES = """
     lm_head embed_out generator_lm_head unembed vocab_projector
     """.split()
-_HEAD_PATHS = frozenset(
-    """
+_HEAD_PATHS = """
     cls cls.predictions.decoder predictions.decoder mlm_score.decoder lm_head.decoder head.decoder decoder head
-    decoder.cls.predictions.decoder decoder.lm_head.decoder
     proj_out output_projection output output_layer pred_layer.proj lm_head.out_proj lm_head.linear
-    log_softmax.mlp.layer0 lm_loss transformer.output_layer model.transformer.ff_out transformer.lm_head
+    log_softmax.mlp.layer0 lm_loss transformer.ff_out
     """.split()
+# What a module is called that may be a head too, wherever it is: `mlm_head`, `codebook0_head`, `to_logits`.
+_LIKE_HEAD = re.compile(
+    r"(?:\w{1,64}_)?(?:head|logits|unembed|output_layer|output_proj|lm_loss)(?:ding|ection)?(?:_?\d{1,4})?"
+    r"|decoder|output|proj_out"
 )
 # Roles of lookup tables.
 TOKEN_EMBEDDING = "token_embedding"  # noqa: S105 - a role, not a secret
@@ -69,7 +75,6 @@ _STEADY_WORDS = frozenset(
     segments time timestep timesteps type types vq wpe
     """.split()
 )
-_SHARD = re.compile(r"(?:shard_)?\d+\.weight")  # one part of an n-gram table, cut along its rows
 # Parts of a model that look up other things than its text: their tables are not the token embedding.
 _OTHER_PARTS = frozenset(
     """
@@ -81,49 +86,26 @@ _OTHER_PARTS = frozenset(
 )
 # The two sides of an encoder-decoder, beside the table that both share.
 _SIDES = ("encoder", "decoder", "text_encoder", "text_decoder")
-# What a packed or scaled module stores beside its weight, and what it stores in place of one.
-_BESIDE_WEIGHT = (
-    r"(?:weight[._])?(?:.*_)?(?:scales?|scale_\w+|descale|shift|zeros?|zero_point|qzeros|biases|qbiases|SCB|absmax|shape"
-    r"|g_idx)|weight_(?:meta|norm|qscale|zp)|lora_.+|_?amax|.+_amax|.+_quantizer\..+|.*zp|scaling|wscale"
-    r"|additional_embedding\.weight"  # Idefics: rows of the tokens added last
-)
-_IN_PLACE_OF_WEIGHT = (
-    r"(?:weight[._])?(?:.*_)?(?:quant_map|quant_state\..+|packed|W_q|q?data|qweight|luts|encoded_exponent|sign_mantissa"
-    r"|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks)"
-    r"|dqweight|dense_weights|indices|centroids\.weight|tables2|weight\..+"
-)
-_SCALES = re.compile(_BESIDE_WEIGHT)
-_PACKED = re.compile(f"{_BESIDE_WEIGHT}|{_IN_PLACE_OF_WEIGHT}")
-MAX_MODULES = 4096  # of one kind; models have some hundred tables, and each costs memory wherever it is judged
-# No module's name is longer; matching a hostile one of megabytes would take hours.
-_MAX_NAME = 512
 
 
 def _leaf_pattern(leaves: list[str]) -> re.Pattern[str]:
-    return re.compile(rf"(?P<module>(?:.+\.)?(?:{'|'.join(leaves)}))\.(?P<suffix>.+)")
+    """Return the pattern of modules that the end of their path tells."""
+    ends = "|".join(leaf.replace(".", r"\.") for leaf in leaves)
+    return re.compile(rf"(?P<module>(?:.+\.)?(?:{ends}))\.(?P<suffix>.+)")
 
 
-_EMBEDDING = _leaf_pattern(_EMBEDDING_LEAVES)
-_HEAD = _leaf_pattern(_HEAD_LEAVES)
+def _path_pattern(paths: list[str], parts: list[str]) -> re.Pattern[str]:
+    """Return the pattern of modules that their whole path tells, but for the parts that they may be in."""
+    whole = "|".join(path.replace(".", r"\.") for path in sorted(paths, key=len, reverse=True))
+    return re.compile(rf"(?P<module>(?:(?:{'|'.join(parts)})\.)*(?:{whole}))\.(?P<suffix>.+)")
 
 
+_EMBEDDING = (_leaf_pattern(_EMBEDDING_LEAVES), _path_pattern(_EMBEDDING_PATHS, _LANGUAGE_PARTS))
+_HEAD = (_leaf_pattern(_HEAD_LEAVES), _path_pattern(_HEAD_PATHS, _LANGUAGE_PARTS + _DECODER_PARTS))
 _OTHER_TABLE = re.compile(
     rf"(?:{'|'.join(f'(?P<{role}>{paths})' for role, paths in _OTHER_TABLES.items())})"
-    rf"\.(?:weight|{_SHARD.pattern}|{_PACKED.pattern})"
+    rf"\.(?P<suffix>weight|{SHARD.pattern}|{PACKED.pattern})"
 )
-
-
-class StoredModule(NamedTuple):
-    """A module of a checkpoint: its path as stored, and the names of its tensors by what follows the path."""
-
-    path: str
-    tensors: Mapping[str, str]
-
-    @property
-    def shards(self) -> list[str]:
-        """What follows its path in the names of its parts, in the order of its rows."""
-        shards = [suffix for suffix in self.tensors if _SHARD.fullmatch(suffix)]
-        return sorted(shards, key=lambda suffix: int(re.sub(r"\D", "", suffix)))
 
 
 def find_token_embeddings(names: Iterable[str], source: str = "model") -> list[StoredModule]:
@@ -132,9 +114,9 @@ def find_token_embeddings(names: Iterable[str], source: str = "model") -> list[S
     Raises:
         CheckpointError: `source` has more of them than any model.
     """
-    modules = _find(names, _EMBEDDING, _EMBEDDING_PATHS, "token embeddings", source)
-    paths = {module.path for module in modules}
-    return sorted(modules, key=lambda module: (_rank(module.path, paths), module.path))
+    modules = _find(names, _split_embedding, "token embeddings", source)
+    paths = {module.bare_path for module in modules}
+    return sorted(modules, key=lambda module: (_rank(module.bare_path, paths), _is_replaced(module), module.path))
 
 
 def find_other_tables(
@@ -147,20 +129,20 @@ def find_other_tables(
     Raises:
         CheckpointError: `source` has more of them than any model.
     """
-    parents = {module.path.rpartition(".")[0] for module in embeddings}
+    parents = {module.bare_path.rpartition(".")[0] for module in embeddings}
     beside = parents | {f"{parent}.{side}".lstrip(".") for parent in parents for side in _SIDES}
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    found = ModuleCollection("lookup tables", source)
     for name in names:
-        if not ("emb" in name or "wpe" in name or "token_types" in name or "position" in name) or len(name) > _MAX_NAME:
+        if not ("emb" in name or "wpe" in name or "token_types" in name or "position" in name) or len(name) > MAX_NAME:
             continue
-        match = _OTHER_TABLE.fullmatch(name)
-        role = match and match.lastgroup
-        if not match or not role:
+        match = _OTHER_TABLE.fullmatch(without_wrappers(name))
+        if match is None:
             continue
-        module, suffix = match[role], name[len(match[role]) + 1 :]
+        role = next(role for role in _OTHER_TABLES if match[role])
+        module = match[role]
         if role not in _BESIDE_TOKENS or module.rpartition(".")[0] in beside:
-            _note(found, (role, module), suffix, name, "lookup tables", source)
-    return [(role, StoredModule(module, tensors)) for (role, module), tensors in found.items()]
+            found.add(stored_path(name, len(module)), match["suffix"], name, role)
+    return found.modules()
 
 
 def is_position_like(path: str) -> bool:
@@ -175,51 +157,74 @@ def is_position_like(path: str) -> bool:
 def find_heads(names: Iterable[str], source: str = "model") -> list[StoredModule]:
     """Find the modules that map hidden states to tokens. A bias or a scale alone is not a head.
 
+    Where the end of a path is telling (`lm_head`), anything that the module stores in place of a weight counts, also
+    in a form that is not known.
+
     Raises:
         CheckpointError: `source` has more of them than any model.
     """
-    heads = _find(names, _HEAD, _HEAD_PATHS, "LM heads", source)
-    return [head for head in heads if not all(_SCALES.fullmatch(suffix) for suffix in head.tensors)]
+    return [head for head in _find(names, _split_head, "LM heads", source) if _has_values(head)]
 
 
-def _find(
-    names: Iterable[str], leaves: re.Pattern[str], paths: frozenset[str], kind: str, source: str
-) -> list[StoredModule]:
-    found: dict[str, dict[str, str]] = {}
+def find_possible_heads(names: Iterable[str], source: str = "model") -> list[StoredModule]:
+    """Find the modules that are called as heads are, in places where no model is known to have its LM head.
+
+    Raises:
+        CheckpointError: `source` has more of them than any model.
+    """
+    return [head for head in _find(names, _split_possible_head, "heads", source) if _has_values(head)]
+
+
+def _find(names: Iterable[str], split: Callable[[str], tuple[str, str]], kind: str, source: str) -> list[StoredModule]:
+    found = ModuleCollection(kind, source)
     for name in names:
-        if ".layers." in name or len(name) > _MAX_NAME:  # most names, and none of them a module that is looked for
+        if ".layers." in name or len(name) > MAX_NAME:  # most names, and none of them a module that is looked for
             continue
-        bare = _strip_wrappers(name)
-        module, suffix = _split(bare, leaves, paths)
+        module, suffix = split(without_wrappers(name))
         if module and not _OTHER_PARTS.intersection(module.split(".")[:-1]):
-            wrapper = name[: len(name) - len(bare)]
-            _note(found, wrapper + module, suffix, name, kind, source)
-    return [StoredModule(path, tensors) for path, tensors in found.items()]
+            found.add(stored_path(name, len(module)), suffix, name)
+    return [module for _, module in found.modules()]
 
 
-def _note(found: dict[Key, dict[str, str]], module: Key, suffix: str, name: str, kind: str, source: str) -> None:
-    """Add a tensor to its module, unless that is one too many."""
-    if module not in found and len(found) == MAX_MODULES:
-        problem = f"more than {MAX_MODULES} {kind} are stored, at most {MAX_MODULES} are allowed"
-        raise CheckpointError(source, "tensors", problem)
-    found.setdefault(module, {})[suffix] = name
-
-
-def _split(name: str, leaves: re.Pattern[str], paths: frozenset[str]) -> tuple[str, str]:
-    """Return `(module path, suffix)`, or `("", "")` if no pattern matches."""
-    match = leaves.fullmatch(name)
-    if match and (match["suffix"] == "weight" or _PACKED.fullmatch(match["suffix"])):
-        return match["module"], match["suffix"]
-    module, _, suffix = name.rpartition(".")
-    if module in paths and (suffix == "weight" or _PACKED.fullmatch(suffix)):
-        return module, suffix
+def _split_embedding(name: str) -> tuple[str, str]:
+    """Return `(module path, suffix)` of a token embedding's tensor, or `("", "")`."""
+    for pattern in _EMBEDDING:
+        match = pattern.fullmatch(name)
+        if match and is_part(match["suffix"]):
+            return match["module"], match["suffix"]
     return "", ""
 
 
-def _strip_wrappers(name: str) -> str:
-    while name.startswith(_WRAPPERS):
-        name = name[len(next(wrapper for wrapper in _WRAPPERS if name.startswith(wrapper))) :]
-    return name
+def _split_head(name: str) -> tuple[str, str]:
+    leaf, path = _HEAD
+    match = leaf.fullmatch(name)
+    if match and (is_part(match["suffix"]) or _is_odd_part(match["suffix"])):
+        return match["module"], match["suffix"]
+    match = path.fullmatch(name)
+    return (match["module"], match["suffix"]) if match and is_part(match["suffix"]) else ("", "")
+
+
+def _split_possible_head(name: str) -> tuple[str, str]:
+    module, weight, rest = name.partition(".weight.")
+    suffix = f"weight.{rest}"
+    if not weight:
+        module, _, suffix = name.rpartition(".")
+    is_like = _LIKE_HEAD.fullmatch(module.rpartition(".")[2])
+    return (module, suffix) if is_like and (is_part(suffix) or _is_odd_part(suffix)) else ("", "")
+
+
+def _is_odd_part(suffix: str) -> bool:
+    """Return whether a tensor may be a part of a weight in a form that is not known."""
+    return "." not in suffix and not suffix.endswith("bias")
+
+
+def _has_values(head: StoredModule) -> bool:
+    return not all(SCALES.fullmatch(suffix) for suffix in head.tensors)
+
+
+def _is_replaced(module: StoredModule) -> bool:
+    """Return whether a module is what PEFT keeps of one that it trains a copy of: nothing reads it any more."""
+    return "original_module" in module.path.split(".")
 
 
 def _rank(path: str, paths: set[str]) -> int:

@@ -4,6 +4,9 @@ token, per-layer and n-gram embeddings, by their names         move, whatever th
 positions, segments, times, codebooks and such, by their names stay: they are read at every step, or as a whole
 other embeddings of at least a MiB that only look rows up      move
 the rest                                                       stays
+
+A table that several modules hold to look rows up in the same way moves for all of them, as an encoder's of a T5 does,
+if each place is called like a lookup table: a module that stands for the LM head too is one that the head reads.
 """
 
 from __future__ import annotations
@@ -42,11 +45,21 @@ _MIN_NBYTES = 1 << 20  # of a table whose name tells nothing
 
 
 class ModelTable(NamedTuple):
-    """A module that holds a lookup table: its path in the model, and its role, empty where its name does not tell."""
+    """A module that holds a lookup table.
+
+    Attributes:
+        path: Its path in the model.
+        module: Itself.
+        role: The table's; empty where the name does not tell.
+        places: All paths in the model at which it stands, or another module that looks the same table up alike.
+        readers: It and these modules, with the number of places of each.
+    """
 
     path: str
     module: nn.Module
     role: str
+    places: tuple[str, ...]
+    readers: Mapping[nn.Module, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +87,65 @@ class OffloadedModel:
 
 
 def find_model_tables(model: nn.Module) -> list[ModelTable]:
-    """Return all modules below a model that may hold a lookup table, each once, in its order."""
+    """Return the lookup tables of a model, each once with all modules that look it up alike, in its order."""
     modules = {path: module for path, module in model.named_modules() if path and is_table_module(module)}
     tokens = {found.path for found in find_token_embeddings([f"{path}.weight" for path in modules])}
+    tables: list[ModelTable] = []
+    for path, module in modules.items():
+        role = TOKEN_EMBEDDING if path in tokens else _other_role(path)
+        places = (path, *(place for place in _places_of(model, module) if place != path and _is_lookup_place(place)))
+        own = ModelTable(path, module, role, places, {module: len(places)})
+        alike = (number for number, table in enumerate(tables) if _look_up_alike(table.module, module))
+        number = next(alike, None) if role in MOVED_ROLES else None
+        if number is None or tables[number].role not in MOVED_ROLES:
+            tables.append(own)
+        else:
+            tables[number] = _joined(tables[number], own)
+    return tables
+
+
+def _places_of(model: nn.Module, module: nn.Module) -> list[str]:
+    """Return every path at which a module stands in a model."""
     return [
-        ModelTable(path, module, TOKEN_EMBEDDING if path in tokens else _other_role(path))
-        for path, module in modules.items()
+        f"{path}.{name}".lstrip(".")
+        for path, parent in model.named_modules()
+        for name, child in parent._modules.items()
+        if child is module
     ]
+
+
+def _is_lookup_place(path: str) -> bool:
+    return bool(find_token_embeddings([f"{path}.weight"])) or _other_role(path) in MOVED_ROLES
+
+
+def _look_up_alike(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether two modules look rows up in the very same tensor, and do the same with them."""
+    weight = one._parameters.get("weight")
+    if weight is None or weight is not other._parameters.get("weight") or type(one) is not type(other):
+        return False
+    buffers = (one._buffers, other._buffers)
+    are_alike = buffers[0].keys() == buffers[1].keys() and all(
+        _is_equal(buffer, buffers[1][name]) for name, buffer in buffers[0].items()
+    )
+    return are_alike and _plain_values(one) == _plain_values(other)
+
+
+def _is_equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and one.equal(other))
+
+
+def _plain_values(module: nn.Module) -> dict[str, object]:
+    """Return what may tell how a module looks rows up, as a scale does; where padding is matters to gradients alone."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, int, float, str)) and name not in ("training", "padding_idx")
+    }
+
+
+def _joined(table: ModelTable, other: ModelTable) -> ModelTable:
+    role = table.role or other.role
+    return table._replace(role=role, places=(*table.places, *other.places), readers={**table.readers, **other.readers})
 
 
 def offload_tables(
@@ -93,6 +158,7 @@ def offload_tables(
     strict: bool,
     is_scaled: Callable[[nn.Module], bool] | None = None,
     wrap: Wrap | None = None,
+    why_kept: Callable[[ModelTable], str] | None = None,
 ) -> OffloadedModel:
     """Move tables of a model to host memory and put what looks them up into their modules' places.
 
@@ -108,6 +174,7 @@ def offload_tables(
         strict: Refuse a model of which a table that should move may not, instead of leaving that table.
         is_scaled: Whether a module scales its rows, which `wrap` takes care of; None where none does.
         wrap: Makes what takes a module's place; None for what looks its rows up.
+        why_kept: Says why a table that should move may not, empty where it may; None where nothing is known of that.
 
     Raises:
         NotEligibleError: A table may not move, or there is none.
@@ -122,8 +189,11 @@ def offload_tables(
             continue
         hot = hot_bytes if wrap is None and table.role == TOKEN_EMBEDDING else None
         try:
+            _check_may_move(table, why_kept)
             parameter = _parameter_of(table, is_scaled)
-            plan = plan_offload(table.module, RowOptions(hot_bytes=hot), parameter=parameter, device=device)
+            plan = plan_offload(
+                table.module, RowOptions(hot_bytes=hot), parameter=parameter, device=device, readers=table.readers
+            )
             _check_is_whole(table, plan)
             plans[table.path] = plan
         except NotEligibleError as error:
@@ -138,7 +208,8 @@ def offload_tables(
         if table.path in plans:
             hot = hot_bytes if table.role == TOKEN_EMBEDDING else None
             embedding = run_offload(plans[table.path], wrap and partial(wrap, table, hot))
-            replace_module(model, table.path, embedding)
+            for place in table.places:
+                replace_module(model, place, embedding)
             moved[table.path] = embedding
     return OffloadedModel(moved, left)
 
@@ -154,6 +225,12 @@ def _tables_on_host(model: nn.Module) -> dict[str, str]:
     """Return why tables stay that have left the GPU before."""
     paths = [path for path, module in model.named_modules() if path and isinstance(module, HostEmbedding)]
     return {path: f"{printable(path)}: table: has been offloaded already" for path in paths}
+
+
+def _check_may_move(table: ModelTable, why_kept: Callable[[ModelTable], str] | None) -> None:
+    problem = why_kept(table) if why_kept else ""
+    if problem:
+        raise NotEligibleError(f"{printable(table.path)}: table: {problem}")
 
 
 def _check_is_whole(table: ModelTable, plan: OffloadPlan) -> None:

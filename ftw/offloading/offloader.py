@@ -24,7 +24,7 @@ from ftw.offloading.tensor_holders import find_holder, place_of
 from ftw.pinned import MemoryMonitor, PinnedBuffer, check_pin_budget, resolve_device, tensor_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 _CHUNK_NBYTES = 64 << 20
 _HELD_UNSEEN = (
@@ -49,8 +49,12 @@ def plan_offload(
     parameter: str | None = None,
     name: str | None = None,
     device: torch.device | str | None = None,
+    readers: Mapping[nn.Module, int] | None = None,
 ) -> OffloadPlan:
     """Check that a table may go to host memory; the arguments are those of `ftw.offload`.
+
+    `readers` are the modules, the target among them, that hold the table and only look rows up, each with the number
+    of its places in a model, if the caller replaces them all; None for the target in one place.
 
     Raises:
         NotEligibleError: It may not.
@@ -65,7 +69,7 @@ def plan_offload(
     check_table(tensor, subject, options.ggml_type)
     reader = tensor.device if device is None and tensor.is_cuda else resolve_device(device)
     _check_not_capturing(subject, tensor.device, reader)
-    _check_is_sole(tensor, owner, subject)
+    _check_is_sole(tensor, owner, readers or ({owner: 1} if owner is not None else {}), subject)
     return OffloadPlan(tensor, name, reader, options._replace(vocab_range=vocab_range, dtype=options.dtype or dtype))
 
 
@@ -129,8 +133,10 @@ def _check_not_capturing(subject: str, *devices: torch.device) -> None:
                     raise NotEligibleError(f"{subject}: {device}: {problem}")
 
 
-def _check_is_sole(tensor: torch.Tensor, owner: nn.Module | None, subject: str) -> None:
-    holder = find_holder(tensor, owner)
+def _check_is_sole(
+    tensor: torch.Tensor, owner: nn.Module | None, readers: Mapping[nn.Module, int], subject: str
+) -> None:
+    holder = find_holder(tensor, readers)
     if holder is None:
         # An export by DLPack, or a graph of autograd, that holds the very tensor would get the host copy unasked.
         if _count_uses(tensor) > _count_uses(torch.empty(0)):

@@ -21,7 +21,7 @@ from torch import nn
 from ftw.checkpoint import find_token_embeddings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _Kind = TypeVar("_Kind")
 _PYTHONS_OWN = 10_000  # Python 3.12 freezes some of its own objects when it starts; an engine has hundreds of thousands
@@ -51,16 +51,17 @@ def place_of(module: nn.Module, attribute: str) -> Place:
         return _Live().place(module, attribute)
 
 
-def find_holder(tensor: torch.Tensor, owner: nn.Module | None) -> str | None:
+def find_holder(tensor: torch.Tensor, owners: Mapping[nn.Module, int]) -> str | None:
     """Return who else holds a tensor's memory, in words, or None where nobody does.
 
-    The tensor itself, wherever else than in a module it is kept, and its registration in `owner` do not count.
+    The tensor itself, wherever else than in a module it is kept, and its registration in `owners` do not count, nor do
+    these modules in as many places as are told.
     """
     with _thawed():
-        if _find_holder(tensor, owner) is None:
+        if _find_holder(tensor, owners) is None:
             return None
         gc.collect()  # what was found may be garbage that waits for being collected
-        return _find_holder(tensor, owner)
+        return _find_holder(tensor, owners)
 
 
 def span_of(tensor: torch.Tensor) -> Span | None:
@@ -78,18 +79,19 @@ def span_of(tensor: torch.Tensor) -> Span | None:
         return Span(storage.device, start, start + storage.nbytes()) if start and storage.nbytes() else None
 
 
-def _find_holder(tensor: torch.Tensor, owner: nn.Module | None) -> str | None:
+def _find_holder(tensor: torch.Tensor, owners: Mapping[nn.Module, int]) -> str | None:
     live, span = _Live(), span_of(tensor)
     aliases = [other for other in live.tensors if other is not tensor and _overlap(span_of(other), span)]
-    wanted = {id(tensor), *map(id, aliases)}
+    wanted, own = {id(tensor), *map(id, aliases)}, {id(owner) for owner in owners}
     for module in live.modules:
         for name, value in _tensors_in(module):
-            if id(value) in wanted and not (module is owner and value is tensor):
+            if id(value) in wanted and not (id(module) in own and value is tensor):
                 return str(live.place(module, name))
-            if owner is not None and module is not owner and _leads_to(value, owner):
+            if any(module is not owner and _leads_to(value, owner) for owner in owners):
                 return str(live.place(module, name))
-    if owner is not None and len(live.parents.get(id(owner), [])) > 1:
-        return " and ".join(str(live.place(parent, name)) for parent, name in live.parents[id(owner)])
+    for owner, num_places in owners.items():
+        if len(live.parents.get(id(owner), [])) > num_places:
+            return " and ".join(str(live.place(parent, name)) for parent, name in live.parents[id(owner)])
     return _describe(aliases[0]) if aliases else None
 
 

@@ -4,7 +4,9 @@ Which files of a folder make up the checkpoint, in this order:
 
     *.safetensors.index.json   the shards that it names; every other safetensors file is left out
     model.safetensors          that file alone, unless config.json says that the folder is DF11, which has no index
-    otherwise                  every safetensors file but consolidated* and adapter_model*; of numbered shards all
+    otherwise                  every safetensors file but adapters and copies of the weights; of numbered shards all
+
+A file that holds one rank's part of each tensor is refused, since its tables lack rows: the parts have to be joined.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from ftw.errors import CheckpointError, printable
 from ftw.files import JsonStream, is_name_inside, open_json_file, short_repr
 from ftw.readers.base import DerivedFile, Found, LeftOut
 from ftw.readers.safetensors_header import read_safetensors_header
+from ftw.readers.safetensors_names import find_ranks_part, is_of_a_rank, why_no_part, without_strays
 from ftw.readers.tensor_budget import KEY_NBYTES, TensorBudget
 from ftw.tensors import Extent
 
@@ -34,8 +37,6 @@ _PREFERRED = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _PLACE_NBYTES = 60  # of a name of the index, beside itself
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.safetensors")
-# Other copies, or parts, of a model that lie beside its Hugging Face weights.
-_STRAY_PREFIXES = {"consolidated": "another copy of the weights", "adapter_model": "an adapter, not the model"}
 
 
 class Index(NamedTuple):
@@ -89,6 +90,7 @@ class SafetensorsReader:
         path = _choose_index(place, indexes)
         index = _read_index(path, place.locate(path.name)) if path else None
         chosen = sorted(set(index.weight_map.values())) if index else _choose_files(place, present)
+        _check_no_ranks_part(place, chosen)
         is_listed = index is not None or chosen == [_WHOLE] or not place.is_folder
         reader, strays = partial(SafetensorsReader, index=index), _strays(present, chosen, index)
         return Found(SafetensorsReader.format, reader, tuple(chosen), is_listed, strays)
@@ -198,7 +200,7 @@ def _choose_files(place: Place, names: list[str]) -> list[str]:
         return names
     if _WHOLE in names and not _is_df11(place):
         return [_WHOLE]
-    chosen = [name for name in names if not name.startswith(tuple(_STRAY_PREFIXES))] or names
+    chosen = without_strays(names)
     _check_numbered(place.folder, chosen)
     return chosen
 
@@ -207,6 +209,14 @@ def _is_df11(place: Place) -> bool:
     """Tell whether config.json says DF11: one file per compressed module, beside a model.safetensors with the rest."""
     config = None if place.leads_out("config.json") else place.read_json("config.json")
     return config is not None and "dfloat11_config" in config
+
+
+def _check_no_ranks_part(place: Place, names: list[str]) -> None:
+    of_ranks = [name for name in names if is_of_a_rank(name)]
+    part = of_ranks and find_ranks_part(of_ranks, (entry.name for entry in place.folder.iterdir()))
+    if part:
+        problem = "holds one rank's part of each tensor; join the parts of all ranks with the tool that wrote them"
+        raise CheckpointError(place.folder / part, "file", problem)
 
 
 def _check_numbered(folder: Path, names: list[str]) -> None:
@@ -224,7 +234,5 @@ def _strays(present: list[str], names: list[str], index: Index | None) -> tuple[
     """Name the safetensors files of the folder that were not taken."""
     default = "the index does not name it" if index else f"{_WHOLE} is the checkpoint"
     strays = sorted({*present} - {*names})
-    reasons = (
-        next((why for prefix, why in _STRAY_PREFIXES.items() if name.startswith(prefix)), default) for name in strays
-    )
+    reasons = (why_no_part(name) or default for name in strays)
     return tuple(LeftOut("file", name, reason) for name, reason in zip(strays, reasons, strict=True))

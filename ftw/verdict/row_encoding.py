@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftw.checkpoint import TOKEN_EMBEDDING, name_scheme
 from ftw.checkpoint.df11 import DECODED_ROLES
 from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES
+from ftw.errors import printable
+from ftw.readers import is_of_a_rank
 from ftw.verdict.packing import Packing, UnknownPackingError, find_packing
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def find_rows(checkpoint: Checkpoint, module: StoredModule, role: str) -> Rows:
     problem = _problem_of_values(weights, packing, checkpoint.config)
     if not problem and role == TOKEN_EMBEDDING:
         problem = _problem_of_width(weights[0], packing, checkpoint.config)
+        problem = problem or _problem_of_parts(module, weights, checkpoint.config)
     if problem:
         return Rows(tuple(weights), "unsupported_encoding", problem)
     return Rows(tuple(weights), packing=packing)
@@ -139,6 +142,23 @@ def _problem_of_width(weight: TensorInfo, packing: Packing | None, config: Model
     if not config.is_gguf or config.hidden_size is None or width in allowed:
         return ""
     return f"its rows hold {width} values, but the metadata's embedding_length is {config.hidden_size}"
+
+
+def _problem_of_parts(module: StoredModule, weights: list[TensorInfo], config: ModelConfig) -> str:
+    """Say that a table may be one rank's part of it: by the file's name, or since it is a half, a quarter and so on."""
+    if config.is_gguf or "encoder" in module.path:  # an encoder's vocabulary may be another one than vocab_size says
+        return ""
+    rows, wanted = sum(weight.shape[0] for weight in weights), config.vocab_size
+    file = next((weight.shard for weight in weights if is_of_a_rank(weight.shard)), "")
+    if file and (wanted is None or rows < wanted):
+        told = (
+            f"its {rows} rows are fewer than vocab_size, {wanted}" if wanted else "no vocab_size says of how many rows"
+        )
+        return f"it lies in {printable(file)}, which may hold one rank's part of it, and {told}"
+    times, rest = divmod(wanted or 0, rows)
+    if not rest and times > 1 and not times & (times - 1):
+        return f"its {rows} rows are one part in {times} of vocab_size, {wanted}, as a rank of a parallel model has it"
+    return ""
 
 
 def _missing_shard(module: StoredModule, config: ModelConfig) -> str:

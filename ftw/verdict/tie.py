@@ -10,8 +10,9 @@
 A GGUF has no flag, and its readers take the LM head from `output.weight` where that is stored: then it is untied, with
 equal bytes too.
 
-Of several stored heads a copy of the table counts, else the first. One with fewer than half as many rows as the table
-is a classifier's, and no LM head. Without a config.json the tensors alone are evidence, and nothing is called untied.
+Of several stored heads a copy of the table counts, else the first; `ftw.verdict.stored_heads` says which modules are LM
+heads. One that may be is named, and the tie is not known then. Without a config.json the tensors alone are evidence,
+and nothing is called untied.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.checkpoint import TIE_KEY
+from ftw.ggml_types import is_known_architecture
 from ftw.verdict import families
+from ftw.verdict.stored_heads import DRAFT_VOCABULARY, find_unplaced_heads, has_shape_of, keep_lm_heads, name_of
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint, ModelConfig, StoredModule
@@ -123,13 +126,16 @@ def _judge_shared(
     if _is_encoders_alone(checkpoint, table, tables, claim, equality):
         beside = (*claim.evidence, "the decoder's table has other bytes")
         return Tie(False, "ok", beside, "untied: the LM head can share the decoder's table, and this is the encoder's")
-    # A classifier's or a pooler's `head` must not pass for the one that shares the table.
-    heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head, _least_share(config, claim, head))]
+    stored = heads
+    heads = keep_lm_heads(checkpoint, table, stored, is_tie_told=_is_tie_told(config, claim))
     if not heads:
-        return _judge_without_head(config, claim)
+        unplaced = find_unplaced_heads(checkpoint, table, stored)
+        heads = [head for head in unplaced if _is_own_head(checkpoint, table, head, claim, equality)]
+        if not heads:
+            return _judge_without_head(config, claim, unplaced)
     copy = next((head for head in heads if _equal_modules(checkpoint, table, head, equality)), None)
     equal, head = copy is not None, copy or heads[0]
-    name = head.tensors.get("weight") or next(iter(head.tensors.values()))
+    name = name_of(head)
     evidence: tuple[str, ...] = (*claim.evidence, f"tensor:{name}")
     if equal or claim.contradicts_two_weights or not config.is_present:
         evidence = (*evidence, "bytes:equal" if equal else "bytes:differ")
@@ -147,10 +153,18 @@ def _judge_shared(
     return Tie(False, "ok", evidence, f"untied: {_claim_words(config)} and {name} is stored")
 
 
-def _judge_without_head(config: ModelConfig, claim: TieClaim) -> Tie:
+def _judge_without_head(config: ModelConfig, claim: TieClaim, unplaced: list[StoredModule]) -> Tie:
     if families.is_headless(config.architecture, config.model_type):
         headless = (f"architecture:{config.architecture}", "no LM head stored")
         return Tie(False, "ok", headless, f"untied: {config.architecture} has no LM head")
+    if unplaced:
+        name = name_of(unplaced[0])
+        evidence = (*claim.evidence, f"tensor:{name} may be the head")
+        if claim.contradicts_two_weights:
+            detail = f"tied to the LM head by {', '.join(claim.evidence)}; {name}, which may be a head too, is stored"
+            return Tie(True, "tied", evidence, detail)
+        beside = "" if config.is_present else ", and there is no config.json"
+        return Tie(None, "tied", evidence, f"{name} is stored and may be the head, or this table is{beside}")
     evidence = (*claim.evidence, "no LM head stored")
     if not config.is_present:
         return Tie(None, "tied", evidence, "no LM head is stored, and there is no config.json that says it has none")
@@ -167,7 +181,11 @@ def _is_encoders_alone(
 ) -> bool:
     """Return whether a table is the encoder's alone, in a family whose LM head shares the decoder's at most."""
     config = checkpoint.config
-    if config.model_type not in families.ENCODER_TABLE_FREE or "encoder" not in table.path.split("."):
+    has_two_vocabularies = config.raw.get(families.SHARED_VOCABULARY_KEY) is False
+    is_free = config.model_type in families.ENCODER_TABLE_FREE or (
+        config.model_type in families.ENCODER_TABLE_FREE_IF_NOT_SHARED and has_two_vocabularies
+    )
+    if not is_free or "encoder" not in table.path.split("."):
         return False
     if config.raw.get("tie_encoder_decoder") or (config.model_type == "fsmt" and (claim.v5 or claim.v4)):
         return False
@@ -192,13 +210,14 @@ def _judge_gguf(
     if table.path == GGUF_TABLE:  # under GGUF's own names; FreeToken's FTWs have others
         heads = [head for head in heads if head.path == _GGUF_HEAD and "weight" in head.tensors]
     is_any_stored = bool(heads)  # also one that can be no head, of which the metadata tell all the same
-    heads = [head for head in heads if _maps_to_tokens(checkpoint, table, head)]
+    if DRAFT_VOCABULARY not in checkpoint.tensors:
+        heads = keep_lm_heads(checkpoint, table, heads, is_tie_told=False)
     evidence: tuple[str, ...] = () if recorded is None else (f"gguf:output_weight_present={str(recorded).lower()}",)
     if config.architecture in families.GGUF_WITHOUT_HEAD:
         headless = (f"architecture:{config.architecture}", "no LM head")
         return Tie(False, "ok", headless, f"untied: {config.architecture} has no LM head")
     if heads:
-        name = heads[0].tensors.get("weight") or next(iter(heads[0].tensors.values()))
+        name = name_of(heads[0])
         evidence = (*evidence, f"tensor:{name}")
         if recorded is False:
             return Tie(None, "tie_conflict", evidence, f"{name} is stored, but the metadata say that there was no head")
@@ -209,29 +228,29 @@ def _judge_gguf(
     evidence = (*evidence, "no LM head stored")
     if recorded and not is_any_stored:
         return Tie(None, "tie_conflict", evidence, "no LM head is stored, but the metadata say that there was one")
+    if not is_known_architecture(config.architecture):
+        problem = f"the gguf package knows no architecture {config.architecture}"
+        return Tie(None, "tied", evidence, f"no LM head is stored, and {problem}, which may have none")
     return Tie(True, "tied", evidence, f"tied to the LM head: {config.architecture} has one, and none is stored")
 
 
-def _least_share(config: ModelConfig, claim: TieClaim, head: StoredModule) -> int:
-    """Return of how many of a table's rows an LM head has one at least: half, as a rule.
-
-    Where no tie is claimed, an `lm_head` of fewer is one too: of a draft model with a vocabulary of its own.
-    """
-    is_untied = config.is_present and not (claim.v5 or claim.v4)
-    return 16 if is_untied and head.path.rpartition(".")[2] == "lm_head" else 2
+def _is_tie_told(config: ModelConfig, claim: TieClaim) -> bool:
+    """Return whether a flag or the family's default tells that there is a tie, or that there is none."""
+    return config.is_present and (claim.contradicts_two_weights or not (claim.v5 or claim.v4))
 
 
-def _maps_to_tokens(checkpoint: Checkpoint, table: StoredModule, head: StoredModule, share: int = 2) -> bool:
-    """Return whether a head can map to tokens: it has a row for one in `share` of the table's, or is packed."""
-    rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
-    if rows is None or outputs is None or len(rows.shape) != 2 or len(table.tensors) > 1 or len(head.tensors) > 1:
-        return True
-    # Mllama's table has eight rows more than its head.
-    return len(outputs.shape) == 2 and outputs.nbytes > 0 and outputs.shape[0] * share >= rows.shape[0]
+def _is_own_head(
+    checkpoint: Checkpoint, table: StoredModule, head: StoredModule, claim: TieClaim, equality: TensorEquality
+) -> bool:
+    """Return whether a flag says that there is no tie, and a module without a known place is a head like the table."""
+    is_said = False in (checkpoint.config.tie_flag, checkpoint.config.text_tie_flag)
+    if not is_said or claim.v5 or claim.v4 or not has_shape_of(checkpoint, table, head):
+        return False
+    return not _equal_modules(checkpoint, table, head, equality)
 
 
 def _equal_modules(checkpoint: Checkpoint, left: StoredModule, right: StoredModule, equality: TensorEquality) -> bool:
-    mine, theirs = left.tensors, right.tensors
+    mine, theirs = left.own_tensors, right.own_tensors
     if "weight" not in theirs:  # a decoded table and a head that is not: they are compared as they are stored
         parts = checkpoint.decoded.get(mine.get("weight", ""), ())
         mine = {name.removeprefix(f"{left.path}."): name for name in parts} or mine

@@ -11,23 +11,26 @@ each verdict carries the evidence that it rests on.
     df11                  no          Huffman-coded exponents: a row cannot be found without decoding
     unsupported_encoding  no          packed or scaled in a way that no lookup reads
     no_table              no          nothing in the checkpoint has the name of a token embedding
+    adapter               no          it is an adapter, and no model: its base has the tables
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ftw.checkpoint import TOKEN_EMBEDDING, find_heads, find_other_tables, find_token_embeddings
-from ftw.errors import CheckpointError
+from ftw.checkpoint import TOKEN_EMBEDDING, find_adapter, find_heads, find_other_tables, find_token_embeddings
+from ftw.errors import CheckpointError, printable
 from ftw.verdict.row_encoding import find_rows
 from ftw.verdict.tensor_equality import TensorEquality
 from ftw.verdict.tie import GGUF_TABLE, NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie, read_claim
 
 if TYPE_CHECKING:
-    from ftw.checkpoint import Checkpoint, StoredModule
+    from ftw.checkpoint import Adapter, Checkpoint, StoredModule
 
 _MAX_PAIRS = 10_000
+# Rows beyond the tokens that are no reason to warn: padding to a multiple of up to 1024, ids that are kept for later.
+_SPARE_ROWS, _SPARE_SHARE = 1024, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +134,20 @@ def judge(checkpoint: Checkpoint) -> Verdict:
         tie = READ_WHOLE if is_read_whole(config, module) else NOT_SHARED
         tables.append(_judge_table(checkpoint, module, tie, role))
     warnings = (*checkpoint.warnings, *_warnings(checkpoint, tables))
+    adapter = find_adapter(checkpoint)
+    if adapter is not None:
+        tables = [_refuse(table, adapter) for table in ([] if ties else [_NO_TABLE]) + tables]
+        return Verdict(tuple(tables), None, (adapter.evidence,), warnings)
     if not ties:
         return Verdict((_NO_TABLE, *tables), None, (), warnings)
     return Verdict(tuple(tables), ties[0].value, ties[0].evidence, warnings)
+
+
+def _refuse(table: TableVerdict, adapter: Adapter) -> TableVerdict:
+    """Return the verdict on a table of an adapter, which replaces its base's, or on the one that it has not."""
+    of = f"of {printable(adapter.base)}" if adapter.base else "of a base that it does not name"
+    detail = f"an adapter {of}, and no model: merge it into its base, or inspect the base"
+    return replace(table, eligible=False, reason="adapter", detail=detail)
 
 
 def _judge_table(checkpoint: Checkpoint, module: StoredModule, tie: Tie, role: str = TOKEN_EMBEDDING) -> TableVerdict:
@@ -173,6 +187,19 @@ def _warnings(checkpoint: Checkpoint, tables: list[TableVerdict]) -> tuple[str, 
     name = next(table.name for table in tables if table.role == TOKEN_EMBEDDING)
     if config.is_gguf and config.num_tokens not in (None, rows):
         return (f"{name} has {rows} rows, the tokenizer's list {config.num_tokens} tokens; the table's rows count",)
-    if not config.is_gguf and config.vocab_size is not None and rows < config.vocab_size:
-        return (f"{name} has {rows} rows, fewer than the vocab_size {config.vocab_size} of config.json",)
-    return ()
+    return () if config.is_gguf else _warnings_of_rows(checkpoint, name, rows)
+
+
+def _warnings_of_rows(checkpoint: Checkpoint, name: str, rows: int) -> tuple[str, ...]:
+    """Say where a table has fewer rows than there are tokens, or more than padding and reserved ids account for."""
+    vocab_size, num_tokens = checkpoint.config.vocab_size or 0, checkpoint.count_tokens() or 0
+    warnings = []
+    if rows < vocab_size:
+        warnings.append(f"{name} has {rows} rows, fewer than the vocab_size {vocab_size} of config.json")
+    if rows < num_tokens:
+        warnings.append(f"{name} has {rows} rows, but the tokenizer has a token with the id {num_tokens - 1}")
+    known = max(vocab_size, num_tokens)
+    if vocab_size and rows - known > max(known // _SPARE_SHARE, _SPARE_ROWS):
+        told = f"the vocab_size {vocab_size} of config.json" if known == vocab_size else f"{known} tokens"
+        warnings.append(f"{name} has {rows} rows, many more than {told}; the table's rows count")
+    return tuple(warnings)

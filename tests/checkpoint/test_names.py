@@ -6,7 +6,8 @@ import pytest
 from counting import count_steps
 from places import DATA
 
-from ftw.checkpoint.tensor_names import MAX_MODULES, find_heads, find_other_tables, find_token_embeddings
+from ftw.checkpoint.stored_modules import MAX_MODULES
+from ftw.checkpoint.tensor_names import find_heads, find_other_tables, find_token_embeddings
 from ftw.errors import CheckpointError
 
 NAMES = json.loads((DATA / "names.json").read_text())
@@ -218,7 +219,7 @@ def test_as_many_modules_of_a_kind_are_found_as_are_allowed_and_no_more() -> Non
 
 @pytest.mark.timeout(120)  # 2 s, or many minutes where C does more work than there are steps
 def test_many_tables_are_ordered_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftw.checkpoint.tensor_names.MAX_MODULES", 200_000)
+    monkeypatch.setattr("ftw.checkpoint.stored_modules.MAX_MODULES", 200_000)
     names = [f"m{number}.embed_tokens.weight" for number in range(200_000)]
     assert len(find_token_embeddings(names)) == 200_000
     few, many = (count_steps(lambda count=count: find_token_embeddings(names[:count])) for count in (5_000, 20_000))

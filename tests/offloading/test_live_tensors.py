@@ -44,27 +44,27 @@ def test_place_ends_where_modules_hold_each_other() -> None:
 
 def test_module_alone_holds_its_table(embedding: nn.Embedding) -> None:
     model = nn.Sequential(embedding, nn.Linear(3, 7))
-    assert find_holder(embedding.weight, embedding) is None
+    assert find_holder(embedding.weight, {embedding: 1}) is None
     del model
 
 
 def test_same_parameter_in_another_module_is_found(embedding: nn.Embedding) -> None:
     model = nn.ModuleDict({"embed": embedding, "lm_head": nn.Linear(3, 7)})
     model["lm_head"].weight = embedding.weight
-    assert find_holder(embedding.weight, embedding) == "lm_head.weight of ModuleDict"
+    assert find_holder(embedding.weight, {embedding: 1}) == "lm_head.weight of ModuleDict"
 
 
 def test_same_module_in_a_second_place_is_found(embedding: nn.Embedding) -> None:
     """SGLang's tied models have `self.lm_head = self.model.embed_tokens`."""
     model = nn.ModuleDict({"embed": embedding, "lm_head": embedding})
-    assert find_holder(embedding.weight, embedding) == "embed of ModuleDict and lm_head of ModuleDict"
+    assert find_holder(embedding.weight, {embedding: 1}) == "embed of ModuleDict and lm_head of ModuleDict"
     del model
 
 
 def test_buffer_of_another_module_is_found(embedding: nn.Embedding) -> None:
     other = nn.Module()
     other.register_buffer("cached", embedding.weight.data)
-    assert find_holder(embedding.weight, embedding) == "cached of Module"
+    assert find_holder(embedding.weight, {embedding: 1}) == "cached of Module"
 
 
 @pytest.mark.parametrize(
@@ -82,20 +82,20 @@ def test_buffer_of_another_module_is_found(embedding: nn.Embedding) -> None:
 )
 def test_alias_in_another_module_is_found(embedding: nn.Embedding, keep: object, path: str) -> None:
     other = Holder(keep(embedding.weight))
-    assert find_holder(embedding.weight, embedding) == f"{path} of Holder"
+    assert find_holder(embedding.weight, {embedding: 1}) == f"{path} of Holder"
     del other
 
 
 def test_alias_in_the_module_itself_is_found(embedding: nn.Embedding) -> None:
     embedding.transposed = embedding.weight.data.T
-    assert find_holder(embedding.weight, embedding) == "transposed of Embedding"
+    assert find_holder(embedding.weight, {embedding: 1}) == "transposed of Embedding"
 
 
 def test_state_dict_is_found(embedding: nn.Embedding) -> None:
     state = embedding.state_dict()
-    assert find_holder(embedding.weight, embedding) == "another tensor [7, 3], kept as 'weight'"
+    assert find_holder(embedding.weight, {embedding: 1}) == "another tensor [7, 3], kept as 'weight'"
     state.clear()
-    assert find_holder(embedding.weight, embedding) is None
+    assert find_holder(embedding.weight, {embedding: 1}) is None
 
 
 def test_closure_over_an_alias_is_found(embedding: nn.Embedding) -> None:
@@ -103,7 +103,7 @@ def test_closure_over_an_alias_is_found(embedding: nn.Embedding) -> None:
         return lambda hidden: hidden @ alias.T
 
     head = project(embedding.weight.data)
-    assert find_holder(embedding.weight, embedding) == "another tensor [7, 3]"
+    assert find_holder(embedding.weight, {embedding: 1}) == "another tensor [7, 3]"
     del head
 
 
@@ -111,19 +111,19 @@ def test_what_shares_no_memory_is_not_found(embedding: nn.Embedding) -> None:
     copies = [embedding.weight.detach().clone(), torch.empty(0), torch.empty(7, 3, device="meta")]
     copies.append(torch.eye(3).to_sparse())
     optimizer = torch.optim.Adam(embedding.parameters())
-    assert find_holder(embedding.weight, embedding) is None
+    assert find_holder(embedding.weight, {embedding: 1}) is None
     del copies, optimizer
 
 
 def test_tensor_in_a_module_is_found_without_its_owner(embedding: nn.Embedding) -> None:
-    assert find_holder(embedding.weight, None) == "weight of Embedding"
+    assert find_holder(embedding.weight, {}) == "weight of Embedding"
 
 
 def test_tensor_without_memory_has_no_holder() -> None:
     empty = torch.empty(0, 3)
     alias = empty.detach()
     assert span_of(empty) is None
-    assert find_holder(empty, None) is None
+    assert find_holder(empty, {}) is None
     del alias
 
 
@@ -133,7 +133,7 @@ def test_garbage_holds_nothing(embedding: nn.Embedding) -> None:
         cycle: list[object] = [embedding.weight.data]
         cycle.append(cycle)
         del cycle
-        assert find_holder(embedding.weight, embedding) is None
+        assert find_holder(embedding.weight, {embedding: 1}) is None
     finally:
         gc.enable()
 
@@ -144,7 +144,7 @@ def test_wrapping_tensors_are_passed_over(embedding: nn.Embedding) -> None:
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(embedding.weight)
         made = torch.empty(7, 3)
-    assert find_holder(embedding.weight, embedding) is None
+    assert find_holder(embedding.weight, {embedding: 1}) is None
     del fake, made
 
 
@@ -157,7 +157,7 @@ from ftw.offloading.tensor_holders import find_holder
 model = nn.ModuleDict({"embed": nn.Embedding(7, 3), "lm_head": nn.Linear(3, 7)})
 model["lm_head"].weight = model["embed"].weight
 gc.freeze()
-assert find_holder(model["embed"].weight, model["embed"]) == "lm_head.weight of ModuleDict"
+assert find_holder(model["embed"].weight, {model["embed"]: 1}) == "lm_head.weight of ModuleDict"
 assert gc.get_freeze_count() > 1000
 """
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -170,5 +170,5 @@ def test_looking_wakes_nobody(embedding: nn.Embedding) -> None:
             raise AssertionError("woken")
 
     sleeper = Sleeper()
-    assert find_holder(embedding.weight, embedding) is None
+    assert find_holder(embedding.weight, {embedding: 1}) is None
     del sleeper

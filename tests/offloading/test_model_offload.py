@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -431,3 +432,86 @@ def test_transformers_model_within_another_module() -> None:
     assert type(embedding) is TransformersEmbedding
     assert embedding.hot is not None
     assert torch.equal(logits(outer.inner, ids), expected)
+
+
+class TwoReaders(nn.Module):
+    """A model in which two modules hold one table, or one module stands in two places."""
+
+    def __init__(
+        self, other: str, *, same_module: bool = False, padding_idx: int | None = None, **changes: Any
+    ) -> None:
+        super().__init__()
+        self.shared, self.encoder = nn.Embedding(64, 8), nn.Module()
+        module = self.shared if same_module else nn.Embedding(64, 8, padding_idx=padding_idx)
+        module.weight = self.shared.weight
+        for name, value in changes.items():
+            setattr(module, name, value)
+        setattr(self.encoder, other, module)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.shared(ids) + next(self.encoder.children())(ids)
+
+
+@pytest.mark.parametrize("same_module", [True, False], ids=["module", "parameter"])
+def test_table_that_two_places_look_up_moves_for_both(same_module: bool) -> None:
+    model = TwoReaders("embed_tokens", same_module=same_module, padding_idx=None if same_module else 0).eval()
+    expected = run(model)
+    result = ftw.offload(model)
+    assert list(result.tables) == ["shared"]
+    assert model.shared is model.encoder.embed_tokens is result.tables["shared"]
+    assert result.tables["shared"].memory.pinned_bytes == {"shared.weight": 64 * 8 * 4}
+    assert torch.equal(run(model), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "holder"),
+    [
+        ({"other": "lm_head", "same_module": True}, "shared of TwoReaders and encoder.lm_head of TwoReaders"),
+        ({"other": "lm_head"}, "encoder.lm_head.weight of TwoReaders"),
+        ({"other": "output", "same_module": True}, "shared of TwoReaders and encoder.output of TwoReaders"),
+        ({"other": "embed_tokens", "max_norm": 1.0}, "encoder.embed_tokens.weight of TwoReaders"),
+        ({"other": "embed_tokens", "embed_scale": 2.0}, "encoder.embed_tokens.weight of TwoReaders"),
+    ],
+    ids="head-module head output max-norm scale".split(),
+)
+def test_table_that_another_place_reads_in_another_way_stays(options: dict[str, Any], holder: str) -> None:
+    assert f"is also held by {holder}" in refusal(TwoReaders(**options))
+
+
+def test_table_that_a_second_model_looks_up_stays() -> None:
+    model, other = TwoReaders("embed_tokens"), nn.ModuleDict()
+    other["embed_tokens"] = model.shared
+    assert "is also held by" in refusal(model)
+    del other
+    assert list(ftw.offload(model).tables) == ["shared"]
+
+
+def test_one_module_of_two_that_hold_a_table_is_refused() -> None:
+    """The other one would look up in memory that its device cannot read."""
+    model = TwoReaders("embed_tokens")
+    assert "is also held by encoder.embed_tokens.weight of TwoReaders" in refusal(model.shared)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["T5EncoderModel", "BartModel"], ids=str)
+def test_table_that_both_sides_of_a_model_look_up_moves(name: str) -> None:
+    model = getattr(transformers, name)(tiny_config(name)).eval()
+    ids = {"input_ids": IDS + 2} if name == "T5EncoderModel" else {"input_ids": IDS + 2, "decoder_input_ids": IDS + 2}
+    with torch.no_grad():
+        expected = model(**ids)[0]
+        assert list(ftw.offload(model).tables) == ["shared"]
+        assert torch.equal(model(**ids)[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "tie"), [("T5ForConditionalGeneration", True), ("BartForConditionalGeneration", True)], ids=str
+)
+def test_table_that_a_head_shares_with_both_sides_stays(name: str, tie: bool) -> None:
+    assert "is also held by lm_head.weight" in refusal(getattr(transformers, name)(tiny_config(name, tie)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_table_that_the_model_computes_with_stays() -> None:
+    model = transformers.DiffusionGemmaModel(tiny_config("DiffusionGemmaModel"))
+    assert refusal(model).endswith("DiffusionGemmaModel computes with all of decoder.embed_tokens")

@@ -16,7 +16,7 @@ import malformed_safetensors as safetensors_cases
 from builders import llama_config, safetensors_bytes, tensor_entry
 from gguf_builder import entry, gguf_bytes, shard_kvs
 
-from ftw.checkpoint.tensor_names import MAX_MODULES
+from ftw.checkpoint.stored_modules import MAX_MODULES
 
 LFS_POINTER = safetensors_cases.LFS_POINTER
 INDEX, FTW_INDEX = safetensors_cases.INDEX, ftw_cases.INDEX

@@ -48,6 +48,7 @@ def inspect(
     folder: Path, tensors: dict[str, np.ndarray | Blocks], architecture: str = "llama", **options: Any
 ) -> Report:
     kvs = kvs_of(architecture, **options)
+    folder.mkdir(exist_ok=True)
     return ftw.inspect(write_gguf(folder / "m.gguf", tensors, kvs, architecture=architecture))
 
 
@@ -132,6 +133,28 @@ def test_metadata_that_contradict_the_tensors_are_a_conflict(tmp_path: Path, hea
     )
     assert words(found) == (TABLE, "token_embedding", False, "tie_conflict", detail)
     assert report.verdict.tied is None
+
+
+def test_file_without_head_of_an_unknown_architecture_may_be_tied(tmp_path: Path) -> None:
+    report = inspect(tmp_path, {TABLE: packed()}, "newer-than-gguf")
+    [found] = report.verdict.tables
+    detail = "no LM head is stored, and the gguf package knows no architecture newer-than-gguf, which may have none"
+    assert words(found) == (TABLE, "token_embedding", False, "tied", detail)
+    assert (report.verdict.tied, report.verdict.tie_evidence) == (None, ("no LM head stored",))
+    known = inspect(tmp_path / "head", {TABLE: packed(), HEAD: packed(seed=1)}, "newer-than-gguf")
+    assert (known.is_host_eligible, known.verdict.tied) == (True, False)
+
+
+@pytest.mark.parametrize("rows", [3, 4], ids=str)
+def test_draft_model_has_a_head_of_its_own_vocabulary(tmp_path: Path, rows: int) -> None:
+    """EAGLE-3, as llama.cpp converts it: d2t maps the draft's tokens to the target's."""
+    tensors = {TABLE: packed(), HEAD: packed(rows=rows, seed=1)}
+    draft = inspect(tmp_path / "draft", {**tensors, "d2t": np.zeros(rows, np.int64)}, "eagle3")
+    assert words(draft.verdict.tables[0])[2:] == (True, "ok", "untied: output.weight is stored")
+    assert draft.verdict.tied is False
+    assert not inspect(tmp_path / "other", tensors, "eagle3").is_host_eligible
+    twin = {"model.embed_tokens.weight": torch.ones(64, 8), "lm_head.weight": torch.ones(rows, 8), "d2t": torch.ones(3)}
+    assert ftw.inspect(write_checkpoint(tmp_path / "twin", twin, llama_config())).is_host_eligible
 
 
 # encoders and other tables

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ftw.checkpoint.config import ModelConfig
     from ftw.checkpoint.df11.blocks import Df11Blocks, Read
-    from ftw.checkpoint.tensor_names import StoredModule
+    from ftw.checkpoint.stored_modules import StoredModule
 
 DECODED_ROLES = frozenset({TOKEN_EMBEDDING, PER_LAYER_EMBEDDING})
 _BLOCK_NBYTES = 4096

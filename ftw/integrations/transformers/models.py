@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
@@ -33,6 +34,7 @@ from ftw.loading import LoadOptions
 from ftw.offloading import ModelTable, OffloadedModel, find_model_tables, offload_tables
 from ftw.pinned import resolve_device
 from ftw.sizes import parse_nbytes
+from ftw.verdict import DECODER_TABLE_READ_WHOLE
 
 if TYPE_CHECKING:
     import os
@@ -157,9 +159,21 @@ def offload_model(
             strict=strict,
             is_scaled=is_scaled,
             wrap=wrap,
+            why_kept=partial(_why_kept, model),
         )
     finally:  # tables that have moved before one that may not stay moved
         guard_tables(model)
+
+
+def _why_kept(model: nn.Module, table: ModelTable) -> str:
+    """Say that a model computes with a whole table; empty where none is known to."""
+    for path, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and module.config.model_type in DECODER_TABLE_READ_WHOLE:
+            start = f"{path}." if path else ""
+            whole = [place for place in table.places if place.startswith(start) and "decoder" in place.split(".")]
+            if whole:
+                return f"{type(module).__name__} computes with all of {printable(whole[0])}"
+    return ""
 
 
 def close(model: nn.Module) -> None:
