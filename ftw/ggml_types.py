@@ -91,6 +91,12 @@ def ggml_types_by_name() -> dict[str, GgmlType]:
     return {known.name: known for known in ggml_types().values()}
 
 
+@functools.cache
+def gguf_architectures() -> frozenset[str]:
+    """Return the architectures that the installed gguf package knows."""
+    return frozenset(_gguf_constants().MODEL_ARCH_NAMES.values())
+
+
 def unknown_type(kind: int | str) -> str:
     """Say that the installed gguf package has no type of this code or name, and which release has."""
     problem = "which the installed gguf package does not know"

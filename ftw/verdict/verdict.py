@@ -22,7 +22,8 @@ from ftw.checkpoint import TOKEN_EMBEDDING, find_heads, find_other_tables, find_
 from ftw.errors import CheckpointError
 from ftw.verdict.row_encoding import find_rows
 from ftw.verdict.tensor_equality import TensorEquality
-from ftw.verdict.tie import GGUF_TABLE, NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie, read_claim
+from ftw.verdict.tie import GGUF_TABLE, NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie
+from ftw.verdict.tie_claim import read_claim
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint, StoredModule
