@@ -204,3 +204,42 @@ def test_config_that_is_not_read_frees_nothing(tmp_path: Path) -> None:
     )
     (folder / "config.json").unlink()
     assert ftw.inspect(folder).is_host_eligible  # without any config.json the tensors are the evidence
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "flag", "words"),
+    [
+        (
+            "bart",
+            "BartModel",
+            None,
+            "transformers' classes with one, vLLM and llama.cpp's converter give such a folder",
+        ),
+        ("bloom", "BloomModel", True, "transformers' classes with one, vLLM and llama.cpp's converter give such a"),
+        (
+            "llama",
+            "LlamaModel",
+            False,
+            "LlamaModel has no LM head, and none is stored; llama.cpp's converter gives such",
+        ),
+        ("llama", "LlamaModel", True, "give such a folder a head that is embed_tokens.weight"),
+        ("clip", "CLIPModel", None, None),
+        ("llama", "LlamaForSequenceClassification", True, None),
+        ("llama", "LlamaForCausalLM", False, None),
+    ],
+    ids="bart bloom llama-false llama-true clip classifier lm".split(),
+)
+def test_base_model_of_language_models_is_warned_of(
+    tmp_path: Path, model_type: str, name: str, flag: bool | None, words: str | None
+) -> None:
+    config = llama_config(architectures=[name], model_type=model_type, tie_word_embeddings=flag)
+    stored = {tensor.removeprefix("model."): data for tensor, data in tensors("absent").items()}
+    report = ftw.inspect(write_checkpoint(tmp_path, stored | {"score.weight": torch.ones(2, 8)}, config))
+    assert report.is_host_eligible is (name != "LlamaForCausalLM")
+    assert bool(report.verdict.warnings) is (words is not None)
+    assert all(words in warning for warning in report.verdict.warnings if words)
+
+
+def test_base_model_beside_a_head_is_not_warned_of(tmp_path: Path) -> None:
+    config = llama_config(architectures=["LlamaModel"], tie_word_embeddings=False)
+    assert judge(tmp_path, "different", config).verdict.warnings == ()
