@@ -91,6 +91,12 @@ def ggml_types_by_name() -> dict[str, GgmlType]:
     return {known.name: known for known in ggml_types().values()}
 
 
+@functools.cache
+def gguf_architectures() -> frozenset[str]:
+    """Return the architectures that the installed gguf package knows."""
+    return frozenset(_gguf_constants().MODEL_ARCH_NAMES.values())
+
+
 def unknown_type(kind: int | str) -> str:
     """Say that the installed gguf package has no type of this code or name, and which release has."""
     problem = "which the installed gguf package does not know"
@@ -107,11 +113,6 @@ def file_type_name(code: object) -> str:
     except ValueError:
         return ""
     return name.removeprefix("MOSTLY_").removeprefix("ALL_")
-
-
-def is_known_architecture(name: str | None) -> bool:
-    """Return whether the installed gguf package, and so llama.cpp of its time, has a `general.architecture`."""
-    return name in _gguf_constants().MODEL_ARCH_NAMES.values()
 
 
 def swapped_block(known: GgmlType) -> tuple[int, ...] | None:

@@ -295,7 +295,7 @@ def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
     if metadata is not None:
         return parse_gguf_config(*metadata), ()
     if reader.place.leads_out(CONFIG_NAME):
-        return ModelConfig(), (f"{CONFIG_NAME} is a link that leads out of the folder, and is not read",)
+        return ModelConfig(is_unread=True), (f"{CONFIG_NAME} is a link that leads out of the folder, and is not read",)
     return read_model_config(reader.place), ()
 
 

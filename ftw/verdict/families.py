@@ -7,6 +7,12 @@ of a model type that is in none of these sets comes from remote code, about whic
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+from ftw.checkpoint import TIE_KEY
+
+if TYPE_CHECKING:
+    from ftw.checkpoint import ModelConfig
 
 TIED_BY_DEFAULT = frozenset(
     """
@@ -83,28 +89,33 @@ WITHOUT_FLAG = frozenset(
     """.split()
 )
 
-# Where transformers 5 reads the flag, for the families that do not read it at the top level of config.json alone.
+# What the flag is called where that is not TIE_KEY: the first that a configuration states counts.
+FLAG_NAMES = dict.fromkeys(["lfm2", "lfm2_moe", "lfm2_vl"], ("tie_embedding", TIE_KEY))
+# Where transformers 5 reads the flag, for the families that do not read it at the top level of config.json alone:
+# there or in `text_config`, in the part whose class has the LM head, or in `text_config` if the top does not state it.
 FLAG_AT_TOP_OR_IN_TEXT = frozenset(
     """
-    fast_vlm glm4v glm4v_moe glm_ocr hunyuan_vl kosmos-2 llava llava_next_video llava_onevision minimax_m3_vl
-    paddleocr_vl qwen2_5_vl qwen2_vl video_llama_3
+    blip fast_vlm glm4v glm4v_moe glm_ocr hunyuan_vl kosmos-2 llava llava_next_video llava_onevision minimax_m3_vl
+    paddleocr_vl qwen2_5_vl qwen2_vl shieldgemma2 video_llama_3
     """.split()
 )
-FLAG_IN_TEXT = frozenset(
-    """
-    blip-2 instructblip instructblipvideo kosmos-2.5 llama4 vibevoice
-    """.split()
-)
+FLAG_IN_PART = {
+    **dict.fromkeys("blip-2 instructblip instructblipvideo kosmos-2.5 llama4 vibevoice".split(), "text_config"),
+    **dict.fromkeys(["qwen2_5_omni", "qwen3_omni_moe"], "thinker_config"),
+    **dict.fromkeys(["encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"], "decoder"),
+    "rag": "generator",
+}
+FLAG_IN_TEXT_IF_ABSENT = frozenset(["perception_lm"])
 FLAG_FORCED = frozenset(["longt5", "mt5", "t5", "udop", "umt5", "vilt"])
 FLAG_WITHOUT_EFFECT = frozenset(
     """
-    audioflamingo3 bailing_hybrid cpmant glm_image inkling2 inkling2_loop inkling_mm_model kimi_linear luke
+    audioflamingo3 bailing_hybrid cpmant csm flava glm_image inkling2 inkling2_loop inkling_mm_model kimi_linear luke
     mllama mllama_text_model molmo2 moshi nemotron_h qwen2_audio reformer rembert t5gemma voxtral xlstm
     """.split()
 )
 
-# Those of them that transformers 4 never ties either.
-NEVER_TIED = frozenset(["rembert"])
+# Families that no release ties: their heads have weights of their own, or map to other tokens than the table's.
+NEVER_TIED = frozenset(["clvp_decoder", "csm", "dia", "flava", "qwen2_5_omni_talker", "rembert"])
 # Encoder-decoders whose LM head shares the decoder's table at most: one that the encoder has for itself is free.
 ENCODER_TABLE_FREE = frozenset(["encoder-decoder", "fsmt", "t5gemma"])
 # Those of which it is free where the configuration says that the two sides have vocabularies of their own.
@@ -122,19 +133,39 @@ GGUF_WITHOUT_HEAD = frozenset(
 )
 
 _MAX_NAME = 512  # no class has a longer one; matching a hostile one of megabytes would take hours
+# Classes for other ends than text, whose weights of their own lie beside the model that they are made of.
+_TASK = re.compile(
+    r".+(For\w*Classification|ForQuestionAnswering(Simple)?|ForMultipleChoice|ForNextSentencePrediction|For\w*RewardModel"
+    r"\w*)"
+)
 _HEADLESS = re.compile(
-    r".+(For\w*Classification|ForQuestionAnswering|ForMultipleChoice|ForNextSentencePrediction|EncoderModel"
-    r"|ForRewardModel|TextModelWithProjection|ForTextEncoding)|(Electra|Funnel|Splinter)ForPreTraining"
-    r"|BertGenerationEncoder|DPR(ContextEncoder|QuestionEncoder|Reader)"
-    r"|(HiggsAudioV2|Musicgen|MusicgenMelody|PI0|PocketTTS)ForConditionalGeneration"
+    rf"{_TASK.pattern}|.+(For\w*(Retrieval|Detection|Segmentation|Embedding)|ForTextEncoding|EncoderModel"
+    r"|TextModelWithProjection|TalkerForConditionalGeneration)|(HF_|Jina|X|XLMR)?ColBERT\w*"
+    r"|(Electra|Flava|Funnel|Splinter)ForPreTraining|BertGenerationEncoder|DPR(ContextEncoder|QuestionEncoder|Reader)"
+    r"|(GradiumPhononTTS|HiggsAudioV2|Musicgen|MusicgenMelody|PI0|PocketTTS)ForConditionalGeneration"
+    r"|CsmDepthDecoderForCausalLM|JevForDecision|SpeechT5ForTextToSpeech|ViltForImageAndTextRetrieval"
+    r"|VisualBertForVisualReasoning"
 )
 _BASE_MODEL = re.compile(r".+Model")
+# What transformers calls the parts that such a model is made of; alone, they have no head either.
+_BASE_PART = re.compile(r".+(Encoder|Decoder|DecoderWrapper|Stack|TextTransformer)")
 # Classes that hold a whole language model, whatever the rest of their name says.
 _WITH_HEAD = re.compile(
-    r".*(Head\w*Model|EncoderDecoderModel|(?<!Nano)ChatModel|(?<!X)GLMModel|MTModel|Qwen2_5OmniModel"
+    r".*(Head\w*Model|EncoderDecoderModel|BertGenerationDecoder|(?<!Nano)ChatModel|(?<!X)GLMModel|MTModel|Qwen2_5OmniModel"
     r"|Pix2StructTextModel|SeamlessM4T(v2)?Model|MusicgenMelodyModel|MusicgenModel|Blip2Model|RagModel"
     r"|BlipForQuestionAnswering|ShieldGemma2ForImageClassification)"
 )
+
+# What the names of tensors begin with in a class that holds a base model, and never in the base model itself.
+_AROUND_BASE_MODEL = frozenset(
+    """
+    albert backbone bert biogpt convbert cpmant data2vec_text deberta distilbert electra ernie esm fnet funnel git
+    gpt_neox gpt_neox_japanese gte ibert layoutlm led longformer luke lxmert mobilebert model mpnet mra nomic_bert
+    nystromformer prophetnet reformer rembert roberta roberta_prelayernorm roc_bert roformer rwkv tapas transformer yoso
+    """.split()
+)
+_HOLDS_ITSELF = frozenset(["kosmos_2_5_text_model", "kosmos_2_text_model"])  # whose base models are called so, too
+_WRAPPERS = frozenset(["_orig_mod", "base_model", "module"])
 
 
 def is_known(model_type: str | None) -> bool:
@@ -145,11 +176,39 @@ def is_known(model_type: str | None) -> bool:
 def is_headless(architecture: str | None, model_type: str | None) -> bool:
     """Return whether a class surely has no LM head.
 
-    Classifiers and encoders have none under any name; a bare "…Model" is trusted only in a family that is known, since
-    remote code names whole chat models so.
+    Classifiers and encoders have none under any name; a bare "…Model" or "…Decoder" is trusted only in a family that is
+    known, since remote code names whole chat models so.
     """
     if not architecture or len(architecture) > _MAX_NAME or _WITH_HEAD.fullmatch(architecture):
         return False
     if _HEADLESS.fullmatch(architecture):
         return True
-    return is_known(model_type) and _BASE_MODEL.fullmatch(architecture) is not None
+    return is_known(model_type) and (is_base_model(architecture) or _BASE_PART.fullmatch(architecture) is not None)
+
+
+def is_base_model(architecture: str) -> bool:
+    """Return whether a class is by its name a model without what a task adds to it, as `BertModel` is."""
+    is_bare = len(architecture) <= _MAX_NAME and _BASE_MODEL.fullmatch(architecture) is not None
+    return is_bare and _WITH_HEAD.fullmatch(architecture) is None and _HEADLESS.fullmatch(architecture) is None
+
+
+def is_for_task(architecture: str) -> bool:
+    """Return whether a class is by its name a model and what a task such as classification adds to it."""
+    return len(architecture) <= _MAX_NAME and _TASK.fullmatch(architecture) is not None
+
+
+def classes_of(config: ModelConfig) -> tuple[str, ...]:
+    """Return the classes of a model: the one that is loaded, where that is known, else all that config.json names."""
+    return (config.model_class,) if config.model_class else config.architectures
+
+
+def class_with_head(config: ModelConfig) -> str | None:
+    """Return the first class of a model that may have an LM head; None if it names none, or all surely have none."""
+    return next((name for name in classes_of(config) if not is_headless(name, config.model_type)), None)
+
+
+def is_named_as_base_model(config: ModelConfig, path: str) -> bool:
+    """Return whether a table's path is what it is in a base model, not in a class that holds one."""
+    first = next((part for part in path.split(".") if part not in _WRAPPERS), "")
+    is_other = config.model_type in WITHOUT_FLAG or config.model_type in _HOLDS_ITSELF
+    return is_other or first not in _AROUND_BASE_MODEL

@@ -19,26 +19,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftw.checkpoint import TIE_KEY
-from ftw.ggml_types import is_known_architecture
+from ftw.ggml_types import gguf_architectures
 from ftw.verdict import families
 from ftw.verdict.stored_heads import DRAFT_VOCABULARY, find_unplaced_heads, has_shape_of, keep_lm_heads, name_of
+from ftw.verdict.tie_claim import read_claim
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint, ModelConfig, StoredModule
     from ftw.verdict.tensor_equality import TensorEquality
+    from ftw.verdict.tie_claim import TieClaim
 
 
 GGUF_TABLE, _GGUF_HEAD = "token_embd", "output"
-
-
-class TieClaim(NamedTuple):
-    """What config.json claims about the tie: by transformers 5, by transformers 4, and whether a flag in it says so."""
-
-    v5: bool
-    v4: bool
-    contradicts_two_weights: bool
-    evidence: tuple[str, ...]
 
 
 class Tie(NamedTuple):
@@ -56,35 +48,6 @@ class Tie(NamedTuple):
 # Tables that no LM head shares: one whose rows are looked up, and one that the model reads as a head would.
 NOT_SHARED = Tie(False, "ok", (), "read row by row, and no LM head shares it")
 READ_WHOLE = Tie(False, "tied", (), "read whole, as an LM head would: the model computes with all of it")
-
-
-def read_claim(config: ModelConfig) -> TieClaim:
-    """Read what a configuration claims about the tie, an absent flag by its family's default."""
-    model_type, text_type = config.model_type, config.text_model_type
-    top, text = config.tie_flag, config.text_tie_flag
-    top_or_default = _default(model_type, unknown=False) if top is None else top
-    text_or_default = _default(text_type, unknown=False) if text is None else text
-    if model_type in families.FLAG_FORCED:
-        v5 = True
-    elif model_type in families.FLAG_WITHOUT_EFFECT:
-        v5 = False
-    elif model_type in families.FLAG_IN_TEXT and config.has_text_part:
-        v5 = text_or_default
-    elif model_type in families.FLAG_AT_TOP_OR_IN_TEXT and config.has_text_part:
-        v5 = top_or_default or text_or_default
-    else:
-        v5 = top_or_default
-    inner, inner_type = (text, text_type) if config.has_text_part else (top, model_type)
-    v4 = _default(inner_type, unknown=True) if inner is None else inner
-    if model_type in families.NEVER_TIED:
-        v4 = False
-    if top is None:
-        contradicts = v4 and (v5 or text is not None)
-    elif model_type in families.FLAG_FORCED:  # there, false says that head and table are two weights
-        contradicts = top
-    else:
-        contradicts = v5 or (top and v4)
-    return TieClaim(v5, v4, contradicts, _claim_evidence(config))
 
 
 def judge_tie(
@@ -122,6 +85,8 @@ def _judge_shared(
     heads = [head for head in heads if head.path != table.path]
     if config.is_gguf:
         return _judge_gguf(checkpoint, table, heads, equality)
+    if config.model_class and families.class_with_head(config) is None:
+        return _judge_headless(checkpoint, table)
     claim = read_claim(config)
     if _is_encoders_alone(checkpoint, table, tables, claim, equality):
         beside = (*claim.evidence, "the decoder's table has other bytes")
@@ -132,48 +97,87 @@ def _judge_shared(
         unplaced = find_unplaced_heads(checkpoint, table, stored)
         heads = [head for head in unplaced if _is_own_head(checkpoint, table, head, claim, equality)]
         if not heads:
-            return _judge_without_head(config, claim, unplaced)
+            return _judge_without_head(checkpoint, table, claim, unplaced)
     copy = next((head for head in heads if _equal_modules(checkpoint, table, head, equality)), None)
     equal, head = copy is not None, copy or heads[0]
     name = name_of(head)
     evidence: tuple[str, ...] = (*claim.evidence, f"tensor:{name}")
     if equal or claim.contradicts_two_weights or not config.is_present:
         evidence = (*evidence, "bytes:equal" if equal else "bytes:differ")
-    if equal and (claim.v5 or claim.v4 or not config.is_present):
+    if equal and (claim.has_tie or not config.is_present):
         nbytes = sum(checkpoint.tensors[tensor].nbytes for tensor in head.tensors.values())
         return Tie(True, "tied", evidence, f"tied to the LM head; {name} is an identical copy of {nbytes} bytes")
     if equal:
-        return Tie(False, "ok", evidence, f"untied: config says {TIE_KEY}=false, though {name} holds the same bytes")
+        return Tie(False, "ok", evidence, f"untied: {claim.words}, though {name} holds the same bytes")
     if claim.contradicts_two_weights and config.is_present and _could_be_shared(checkpoint, table, head):
-        detail = f"a tie is claimed by {', '.join(claim.evidence)}, but {name} is stored with other bytes"
+        claimed = ", ".join(word for word in claim.evidence if not word.endswith("=false"))
+        detail = f"a tie is claimed by {claimed or claim.words}, but {name} is stored with other bytes"
         return Tie(None, "tie_conflict", evidence, detail)
+    if config.is_unread:
+        detail = f"{name} is stored with other bytes, but config.json, which may claim a tie, is not read"
+        return Tie(None, "tied", evidence, detail)
     if not config.is_present:
         detail = f"{name} is stored with other bytes, and there is no config.json to claim a tie"
         return Tie(None, "ok", evidence, detail)
-    return Tie(False, "ok", evidence, f"untied: {_claim_words(config)} and {name} is stored")
+    return Tie(False, "ok", evidence, f"untied: {claim.words} and {name} is stored")
 
 
-def _judge_without_head(config: ModelConfig, claim: TieClaim, unplaced: list[StoredModule]) -> Tie:
-    if families.is_headless(config.architecture, config.model_type):
-        headless = (f"architecture:{config.architecture}", "no LM head stored")
-        return Tie(False, "ok", headless, f"untied: {config.architecture} has no LM head")
+def _judge_without_head(
+    checkpoint: Checkpoint, table: StoredModule, claim: TieClaim, unplaced: list[StoredModule]
+) -> Tie:
+    config, name = checkpoint.config, families.class_with_head(checkpoint.config)
+    if config.model_type in families.NEVER_TIED:
+        own = (f"family:{config.model_type}", "no LM head stored")
+        return Tie(False, "ok", own, f"untied: no head of {config.model_type} shares its table")
+    if name is None and config.architectures:
+        return _judge_headless(checkpoint, table)
     if unplaced:
-        name = name_of(unplaced[0])
-        evidence = (*claim.evidence, f"tensor:{name} may be the head")
-        if claim.contradicts_two_weights:
-            detail = f"tied to the LM head by {', '.join(claim.evidence)}; {name}, which may be a head too, is stored"
-            return Tie(True, "tied", evidence, detail)
-        beside = "" if config.is_present else ", and there is no config.json"
-        return Tie(None, "tied", evidence, f"{name} is stored and may be the head, or this table is{beside}")
+        return _judge_unplaced(config, claim, name_of(unplaced[0]))
     evidence = (*claim.evidence, "no LM head stored")
     if not config.is_present:
-        return Tie(None, "tied", evidence, "no LM head is stored, and there is no config.json that says it has none")
-    if config.architecture is None:
+        why = "is not read" if config.is_unread else "is not there"
+        return Tie(None, "tied", evidence, f"no LM head is stored, and config.json, which may say it has none, {why}")
+    if name is None:
         return Tie(None, "tied", evidence, "no LM head is stored, and config.json names no architecture that has none")
-    words = f"tied to the LM head: {config.architecture} has one, and none is stored"
-    if not (claim.v5 or claim.v4):
-        words += f", although {_claim_words(config)}"
+    if not families.is_known(config.model_type) and not claim.is_stated:
+        words = f"no LM head is stored, and whether {name} has one is not known"
+        return Tie(None, "tied", evidence, words)
+    words = f"tied to the LM head: {name} has one, and none is stored"
+    if not claim.has_tie:
+        words += f", although {claim.words}"
     return Tie(True, "tied", evidence, words)
+
+
+def _judge_unplaced(config: ModelConfig, claim: TieClaim, name: str) -> Tie:
+    """Judge where a stored tensor may be the LM head, or may not."""
+    evidence = (*claim.evidence, f"tensor:{name} may be the head")
+    if claim.contradicts_two_weights:
+        detail = f"tied to the LM head by {', '.join(claim.evidence)}; {name}, which may be a head too, is stored"
+        return Tie(True, "tied", evidence, detail)
+    beside = "" if config.is_present else ", and there is no config.json"
+    return Tie(None, "tied", evidence, f"{name} is stored and may be the head, or this table is{beside}")
+
+
+def _judge_headless(checkpoint: Checkpoint, table: StoredModule) -> Tie:
+    """Judge where every class has no LM head, and none is stored; what tensors are called can tell of another class."""
+    config = checkpoint.config
+    name = families.classes_of(config)[0]
+    headless = (f"architecture:{name}", "no LM head stored")
+    strange = "" if config.model_class else _find_strange_name(checkpoint, table, name)
+    if strange:
+        detail = f"{name} has no LM head, but {strange}, as in a class that has one, and none is stored"
+        return Tie(None, "tied", (*headless, strange), detail)
+    return Tie(False, "ok", headless, f"untied: {name} has no LM head")
+
+
+def _find_strange_name(checkpoint: Checkpoint, table: StoredModule, name: str) -> str:
+    """Return what the names of tensors say against a class without LM head; empty where they agree."""
+    if families.is_base_model(name) and not families.is_named_as_base_model(checkpoint.config, table.path):
+        return f"its table is called {table.path}"
+    first, _, rest = table.path.partition(".")
+    if families.is_for_task(name) and rest and all(tensor.startswith(f"{first}.") for tensor in checkpoint.tensors):
+        return f"all tensors are {first}.…"
+    return ""
 
 
 def _is_encoders_alone(
@@ -187,7 +191,7 @@ def _is_encoders_alone(
     )
     if not is_free or "encoder" not in table.path.split("."):
         return False
-    if config.raw.get("tie_encoder_decoder") or (config.model_type == "fsmt" and (claim.v5 or claim.v4)):
+    if config.raw.get("tie_encoder_decoder") or (config.model_type == "fsmt" and claim.has_tie):
         return False
     others = (other for other in tables if "decoder" in other.path.split("."))
     return any(not _equal_modules(checkpoint, table, other, equality) for other in others)
@@ -228,23 +232,23 @@ def _judge_gguf(
     evidence = (*evidence, "no LM head stored")
     if recorded and not is_any_stored:
         return Tie(None, "tie_conflict", evidence, "no LM head is stored, but the metadata say that there was one")
-    if not is_known_architecture(config.architecture):
-        problem = f"the gguf package knows no architecture {config.architecture}"
-        return Tie(None, "tied", evidence, f"no LM head is stored, and {problem}, which may have none")
+    if config.architecture not in gguf_architectures():
+        words = f"no LM head is stored, and whether the architecture {config.architecture} has one is not known"
+        return Tie(None, "tied", evidence, words)
     return Tie(True, "tied", evidence, f"tied to the LM head: {config.architecture} has one, and none is stored")
 
 
 def _is_tie_told(config: ModelConfig, claim: TieClaim) -> bool:
     """Return whether a flag or the family's default tells that there is a tie, or that there is none."""
-    return config.is_present and (claim.contradicts_two_weights or not (claim.v5 or claim.v4))
+    return config.is_present and (claim.contradicts_two_weights or not claim.has_tie)
 
 
 def _is_own_head(
     checkpoint: Checkpoint, table: StoredModule, head: StoredModule, claim: TieClaim, equality: TensorEquality
 ) -> bool:
     """Return whether a flag says that there is no tie, and a module without a known place is a head like the table."""
-    is_said = False in (checkpoint.config.tie_flag, checkpoint.config.text_tie_flag)
-    if not is_said or claim.v5 or claim.v4 or not has_shape_of(checkpoint, table, head):
+    is_said = any(not flag.value for part in checkpoint.config.parts for flag in part.flags)
+    if not is_said or claim.has_tie or not has_shape_of(checkpoint, table, head):
         return False
     return not _equal_modules(checkpoint, table, head, equality)
 
@@ -257,36 +261,3 @@ def _equal_modules(checkpoint: Checkpoint, left: StoredModule, right: StoredModu
     if set(mine) != set(theirs):
         return False
     return all(equality.is_equal(mine[suffix], theirs[suffix]) for suffix in mine)
-
-
-def _default(model_type: str | None, *, unknown: bool) -> bool:
-    """Return the family's default of the flag; transformers 4 ties what declares none, transformers 5 does not."""
-    if model_type in families.TIED_BY_DEFAULT:
-        return True
-    if model_type in families.UNTIED_BY_DEFAULT:
-        return False
-    return unknown
-
-
-def _claim_evidence(config: ModelConfig) -> tuple[str, ...]:
-    if not config.is_present:
-        return ("no config.json",)
-    evidence = []
-    if config.tie_flag is not None:
-        evidence.append(f"config:{TIE_KEY}={str(config.tie_flag).lower()}")
-    if config.text_tie_flag is not None:
-        evidence.append(f"config:text_config.{TIE_KEY}={str(config.text_tie_flag).lower()}")
-    if evidence:
-        return tuple(evidence)
-    if families.is_known(config.model_type):
-        default = _default(config.model_type, unknown=False)
-        return (f"default:{config.model_type} {TIE_KEY}={str(default).lower()}",)
-    return (f"config:no {TIE_KEY}",)
-
-
-def _claim_words(config: ModelConfig) -> str:
-    if config.tie_flag is not None:
-        return f"config says {TIE_KEY}={str(config.tie_flag).lower()}"
-    if config.text_tie_flag is not None:
-        return f"config says text_config.{TIE_KEY}={str(config.text_tie_flag).lower()}"
-    return f"config has no {TIE_KEY}"

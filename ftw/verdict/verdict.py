@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING
 
 from ftw.checkpoint import TOKEN_EMBEDDING, find_adapter, find_heads, find_other_tables, find_token_embeddings
 from ftw.errors import CheckpointError, printable
+from ftw.verdict import families
 from ftw.verdict.row_encoding import find_rows
 from ftw.verdict.tensor_equality import TensorEquality
-from ftw.verdict.tie import GGUF_TABLE, NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie, read_claim
+from ftw.verdict.tie import GGUF_TABLE, NOT_SHARED, READ_WHOLE, Tie, is_read_whole, judge_tie
+from ftw.verdict.tie_claim import read_claim
 
 if TYPE_CHECKING:
-    from ftw.checkpoint import Adapter, Checkpoint, StoredModule
+    from ftw.checkpoint import Adapter, Checkpoint, ModelConfig, StoredModule
 
 _MAX_PAIRS = 10_000
 # Rows beyond the tokens that are no reason to warn: padding to a multiple of up to 1024, ids that are kept for later.
@@ -133,7 +135,7 @@ def judge(checkpoint: Checkpoint) -> Verdict:
     for role, module in find_other_tables(checkpoint.tensors, modules, checkpoint.source):
         tie = READ_WHOLE if is_read_whole(config, module) else NOT_SHARED
         tables.append(_judge_table(checkpoint, module, tie, role))
-    warnings = (*checkpoint.warnings, *_warnings(checkpoint, tables))
+    warnings = (*checkpoint.warnings, *_warnings(checkpoint, tables), *_warn_of_base_model(config, tables, heads))
     adapter = find_adapter(checkpoint)
     if adapter is not None:
         tables = [_refuse(table, adapter) for table in ([] if ties else [_NO_TABLE]) + tables]
@@ -203,3 +205,16 @@ def _warnings_of_rows(checkpoint: Checkpoint, name: str, rows: int) -> tuple[str
         told = f"the vocab_size {vocab_size} of config.json" if known == vocab_size else f"{known} tokens"
         warnings.append(f"{name} has {rows} rows, many more than {told}; the table's rows count")
     return tuple(warnings)
+
+
+def _warn_of_base_model(config: ModelConfig, tables: list[TableVerdict], heads: list[StoredModule]) -> tuple[str, ...]:
+    """Say of a base model of language models what those that make a language model of its folder do."""
+    names = config.architectures
+    is_base = bool(names) and all(families.is_base_model(name) for name in names) and not config.model_class
+    has_lm = config.model_type in families.TIED_BY_DEFAULT or config.model_type in families.UNTIED_BY_DEFAULT
+    free = next((table.name for table in tables if table.role == TOKEN_EMBEDDING and table.eligible), None)
+    if free is None or heads or not is_base or not has_lm:
+        return ()
+    everyone = "transformers' classes with one, vLLM and llama.cpp's converter give"
+    others = everyone if read_claim(config).v5 else "llama.cpp's converter gives"
+    return (f"{names[0]} has no LM head, and none is stored; {others} such a folder a head that is {free}",)

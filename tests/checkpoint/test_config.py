@@ -66,7 +66,7 @@ def test_language_model_of_a_composite_is_found(key: str) -> None:
     config = parse(model_type="whole", vocab_size=9, tie_word_embeddings=True,
                    **{key: {"model_type": "part", "vocab_size": 7, "tie_word_embeddings": False}})  # fmt: skip
     assert (config.model_type, config.text_model_type, config.vocab_size) == ("whole", "part", 7)
-    assert (config.tie_flag, config.text_tie_flag, config.has_text_part) == (True, False, True)
+    assert (config.tie_flag, config.text_tie_flag, config.text_path) == (True, False, key)
 
 
 def test_language_model_two_levels_deep_is_found() -> None:
@@ -84,7 +84,7 @@ def test_count_is_the_innermost_parts() -> None:
 @pytest.mark.parametrize("part", [[], "llama", 7, None, {}], ids=str)
 def test_language_model_of_a_wrong_type_is_ignored(part: Any) -> None:
     config = parse(model_type="llava", vocab_size=9, text_config=part)
-    assert (config.has_text_part, config.text_tie_flag, config.vocab_size) == (False, None, 9)
+    assert (config.text_path, config.text_tie_flag, config.vocab_size) == ("", None, 9)
     assert config.text_model_type == "llava"
 
 

@@ -48,7 +48,7 @@ def test_dense_model_tells_its_facts(tmp_path: Path) -> None:
     assert (config.num_layers, config.num_attention_layers, config.kv_elements_per_token) == (4, 4, 4 * 2 * (8 + 8))
     assert (config.num_experts, config.experts_per_token) == (None, None)
     assert (config.is_present, config.is_gguf, config.has_output_weight) == (True, True, None)
-    assert (config.tie_flag, config.text_tie_flag, config.has_text_part) == (None, None, False)
+    assert (config.tie_flag, config.text_tie_flag, config.text_path) == (None, None, "")
     assert config.raw["general.architecture"] == "llama"
 
 

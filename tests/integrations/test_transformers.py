@@ -195,6 +195,29 @@ def test_auto_class_chooses_by_the_config(qwen3: Saved) -> None:
     assert "model_class: AutoModelForSpeechSeq2Seq has no class for a Qwen3Config" in line
 
 
+@pytest.mark.parametrize("tie", [True, False], ids=["true", "false"])
+def test_class_that_is_loaded_decides_whether_there_is_a_head(tmp_path: Path, tie: bool) -> None:
+    saved, ids = save(tmp_path, "Qwen3ForCausalLM", tie=True), random_ids(1, 5)
+    change_config(saved, tie_word_embeddings=tie)
+    with pytest.raises(ftw.NotEligibleError, match="tied to the LM head: Qwen3ForCausalLM has one"):
+        load(tmp_path)
+    model = load(tmp_path, model_class=AutoModel)
+    assert type(model) is Qwen3Model
+    assert host_modules(model) == ["embed_tokens"]
+    assert model.ftw_memory.reason == "untied: Qwen3Model has no LM head"
+    with torch.no_grad():
+        expected = align(Qwen3Model.from_pretrained(tmp_path).eval())(ids).last_hidden_state
+        assert torch.equal(align(model)(ids).last_hidden_state, expected)
+
+
+def test_language_model_of_a_base_models_folder_is_refused_where_it_ties(tmp_path: Path) -> None:
+    build("Qwen3ForCausalLM", tie=True).model.save_pretrained(tmp_path)
+    assert ftw.inspect(tmp_path).is_host_eligible
+    assert host_modules(load(tmp_path)) == ["embed_tokens"]
+    with pytest.raises(ftw.NotEligibleError, match="tied to the LM head: Qwen3ForCausalLM has one"):
+        load(tmp_path, model_class=AutoModelForCausalLM)
+
+
 @pytest.mark.parametrize("model_class", ["Qwen3ForCausalLM", torch.nn.Linear, 3], ids=str)
 def test_class_that_is_no_model_is_refused(qwen3: Saved, model_class: Any) -> None:
     with pytest.raises(TypeError, match=r"model_class is .*, a subclass of PreTrainedModel or an AutoModel… is needed"):

@@ -62,8 +62,13 @@ def test_families_are_in_one_set_each() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["FLAG_AT_TOP_OR_IN_TEXT", "FLAG_IN_TEXT", "FLAG_FORCED", "FLAG_WITHOUT_EFFECT"], ids=str
-)
+    "name",
+    [
+        "FLAG_AT_TOP_OR_IN_TEXT", "FLAG_IN_PART", "FLAG_IN_TEXT_IF_ABSENT", "FLAG_NAMES", "FLAG_FORCED",
+        "FLAG_WITHOUT_EFFECT",
+    ],
+    ids=str,
+)  # fmt: skip
 def test_families_that_read_the_flag_elsewhere_are_known(name: str) -> None:
     assert [family for family in sorted(getattr(families, name)) if not families.is_known(family)] == []
 

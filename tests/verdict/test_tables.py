@@ -352,7 +352,7 @@ def test_position_and_token_type_tables_stay(tmp_path: Path) -> None:
     path = "bert.embeddings"
     tensors = {
         f"{path}.word_embeddings.weight": numbered(64), f"{path}.position_embeddings.weight": numbered(16),
-        f"{path}.token_type_embeddings.weight": numbered(2),
+        f"{path}.token_type_embeddings.weight": numbered(2), "classifier.weight": numbered(2),
     }  # fmt: skip
     config = llama_config(architectures=["BertForSequenceClassification"], model_type="bert")
     source = write_checkpoint(tmp_path / "bert", tensors, config)

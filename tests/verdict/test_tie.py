@@ -10,7 +10,7 @@ from builders import llama_config, llama_tensors, write_checkpoint
 
 import ftw
 from ftw.checkpoint.config import parse_model_config
-from ftw.verdict.tie import read_claim
+from ftw.verdict.tie_claim import read_claim
 
 TABLE = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -207,8 +207,56 @@ def test_head_alone_is_the_tied_table(
 @pytest.mark.parametrize("architecture", ["LlamaModel", "LlamaForSequenceClassification"], ids=str)
 def test_class_without_head_is_not_tied_by_its_flag(tmp_path: Path, head: str, architecture: str) -> None:
     config = llama_config(architectures=[architecture], tie_word_embeddings=True)
+    report = ftw.inspect(write_checkpoint(tmp_path, _of_class(architecture, _tensors(head)), config))
     expected = {"absent": ("ok", False), "equal": ("tied", True), "different": ("tie_conflict", None)}
-    assert judge(tmp_path, head, config) == expected[head]
+    assert (report.verdict.token_embedding.reason, report.verdict.tied) == expected[head]
+
+
+def _of_class(architecture: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Name a Llama's tensors as a class without LM head does."""
+    if architecture == "LlamaModel":
+        return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    return {**tensors, "score.weight": torch.ones(2, 8, dtype=torch.bfloat16)}
+
+
+@pytest.mark.parametrize(
+    ("architectures", "detail"),
+    [
+        (["LlamaModel"], "LlamaModel has no LM head, but its table is called model.embed_tokens, as in a class"),
+        (["LlamaForSequenceClassification"], "has no LM head, but all tensors are model.…, as in a class that has one"),
+        (["LlamaModel", "LlamaForSequenceClassification"], "LlamaModel has no LM head, but its table is called"),
+    ],
+    ids=["base", "classifier", "both"],
+)
+@pytest.mark.parametrize("tie", [True, False], ids=["true", "false"])
+def test_class_without_head_over_names_of_one_with_a_head_is_not_known(
+    tmp_path: Path, architectures: list[str], detail: str, tie: bool
+) -> None:
+    config = llama_config(architectures=architectures, tie_word_embeddings=tie)
+    report = ftw.inspect(write_checkpoint(tmp_path, _tensors("absent"), config))
+    assert (report.verdict.token_embedding.reason, report.verdict.tied) == ("tied", None)
+    assert detail in report.verdict.token_embedding.detail
+
+
+@pytest.mark.parametrize("names", [["LlamaForCausalLM", "LlamaModel"], ["LlamaModel", "LlamaForCausalLM"]], ids=str)
+def test_every_architecture_counts(tmp_path: Path, names: list[str]) -> None:
+    config = llama_config(architectures=names, tie_word_embeddings=True)
+    report = ftw.inspect(write_checkpoint(tmp_path, _of_class("LlamaModel", _tensors("absent")), config))
+    assert report.verdict.tied is True
+    assert report.verdict.token_embedding.detail == (
+        "tied to the LM head: LlamaForCausalLM has one, and none is stored"
+    )
+
+
+@pytest.mark.parametrize(("flag", "tied"), [(None, None), (False, None), (True, True)], ids=["absent", "false", "true"])
+def test_absent_head_of_an_unknown_class_is_a_tie_where_a_flag_says_so(
+    tmp_path: Path, flag: bool | None, tied: bool | None
+) -> None:
+    config = flagged(flag, {"architectures": ["OwnForCausalLM"], "model_type": "own"})
+    report = ftw.inspect(write_checkpoint(tmp_path, _tensors("absent"), config))
+    assert (report.verdict.token_embedding.reason, report.verdict.tied) == ("tied", tied)
+    is_known = "no LM head is stored, and whether OwnForCausalLM has one is not known"
+    assert (report.verdict.token_embedding.detail == is_known) is (tied is None)
 
 
 def test_second_head_that_is_a_copy_of_the_table_is_a_tie(tmp_path: Path) -> None:

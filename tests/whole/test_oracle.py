@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Lookups that are no `torch.nn.Embedding`.
 _OTHER_LOOKUPS = ("QuantEmbedding", "Molmo2Embedding")
 _TEXT_ONLY = ("Llama4ForCausalLM", "Llama4TextModel")  # of such a family, but with the text part's configuration alone
-_TEXT_FLAG_COUNTS = families.FLAG_AT_TOP_OR_IN_TEXT | families.FLAG_IN_TEXT
+_TEXT_FLAG_COUNTS = families.FLAG_AT_TOP_OR_IN_TEXT | set(families.FLAG_IN_PART)
 
 
 class Flags(NamedTuple):

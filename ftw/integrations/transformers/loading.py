@@ -66,6 +66,7 @@ def load_model(request: Request, reason: str = "") -> PreTrainedModel:
         check_adapter(checkpoint)
         recipe = read_recipe(checkpoint, request.model_class, request.options)
         check_weight_files(checkpoint, recipe.config)
+        checkpoint.config = dataclasses.replace(checkpoint.config, model_class=_own_name(recipe.model_class))
         monitor = stack.enter_context(MemoryMonitor(device))
         with contextlib.ExitStack() as undo:
             # The hot rows are those of the modules that look up, in `_place_tables`.
@@ -83,6 +84,11 @@ def load_model(request: Request, reason: str = "") -> PreTrainedModel:
     setattr(model, MEMORY, report)
     model.name_or_path = model.config.name_or_path = str(request.source)
     return model
+
+
+def _own_name(model_class: type[PreTrainedModel]) -> str:
+    """Return what transformers itself calls a class, or the one that it is made from: the verdict knows those names."""
+    return next(kind.__name__ for kind in model_class.__mro__ if kind.__module__.startswith("transformers."))
 
 
 def _check_format(checkpoint: Checkpoint, embed: str) -> None:
