@@ -16,6 +16,7 @@ from ftw.sizes import format_size
 from ftw.verdict import Embed
 
 from .exit_codes import DONE, FAILED
+from .links import FollowLinksOption
 from .output import print_error, print_json, print_line, print_warning
 from .progress import ProgressOption, show_progress
 from .sizes import parse_size_option
@@ -69,6 +70,7 @@ def convert_command(
     sha256: Annotated[
         bool, typer.Option("--sha256", help="Record the SHA-256 of each tensor, too, which nobody can forge.")
     ] = False,
+    follow_links: FollowLinksOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     progress: ProgressOption = "bar",
 ) -> int:
@@ -85,6 +87,7 @@ def convert_command(
             decode_df11=decode_df11,
             layout=layout,
             sha256=sha256,
+            follow_links=follow_links,
             progress=update,
         )
     for warning in result.plan.warnings:

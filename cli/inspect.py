@@ -12,6 +12,7 @@ from ftw.sizes import format_size
 from ftw.verdict import Report, inspect, refusal
 
 from .exit_codes import DONE, REFUSED
+from .links import FollowLinksOption
 from .output import make_console, print_error, print_json, print_line, print_warning
 from .plot import check_plot, plot_budget
 from .sizes import parse_size_option
@@ -42,6 +43,7 @@ def inspect_command(
         int | None,
         typer.Option(parser=_parse_vram, metavar="SIZE", help="Tell how a GPU of this much memory is spent."),
     ] = None,
+    follow_links: FollowLinksOption = False,
     decode_df11: Annotated[
         bool, typer.Option("--decode-df11", help="Take DF11 lookup tables for the plain bf16 ones they decode to.")
     ] = False,
@@ -54,7 +56,7 @@ def inspect_command(
         if vram is None:
             raise typer.BadParameter("it draws how the memory of a GPU is spent, so --vram SIZE is needed with it")
         check_plot(plot)
-    report = inspect(source, vram_bytes=vram, decode_df11=decode_df11)
+    report = inspect(source, vram_bytes=vram, decode_df11=decode_df11, follow_links=follow_links)
     for warning in report.verdict.warnings:
         print_warning(warning)
     if as_json:

@@ -10,6 +10,7 @@ import ftw
 from ftw.sizes import format_size
 
 from .exit_codes import DONE, FAILED
+from .links import FollowLinksOption
 from .output import print_error, print_json, print_line
 from .progress import ProgressOption, show_progress
 
@@ -19,12 +20,13 @@ def verify_command(
     against: Annotated[
         str | None, typer.Option("--against", metavar="SRC", help="Compare with the source, byte by byte.")
     ] = None,
+    follow_links: FollowLinksOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     progress: ProgressOption = "bar",
 ) -> int:
     """Check header, checksums and padding; with --against compare every byte."""
     with show_progress("verify", progress) as update:
-        result = ftw.verify(path, against=against, progress=update)
+        result = ftw.verify(path, against=against, follow_links=follow_links, progress=update)
     if as_json:
         print_json(result.to_dict())
     for problem in result.problems:

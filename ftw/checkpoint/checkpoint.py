@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ftw.checkpoint.config import CONFIG_NAME, ModelConfig, read_model_config
 from ftw.checkpoint.df11.tables import find_df11_tables
 from ftw.checkpoint.gguf_config import parse_gguf_config
+from ftw.checkpoint.layer_folders import find_layer_files
 from ftw.checkpoint.source import open_source
+from ftw.checkpoint.tensor_names import find_heads, find_token_embeddings
 from ftw.checkpoint.token_count import count_tokens
 from ftw.errors import CheckpointError, ClosedError, UnknownTensorError, printable
 from ftw.files import Part, WeightFile, read_parts
@@ -40,6 +42,8 @@ class Checkpoint:
         source: What was opened, as the caller named it.
         path: Where that lies: a folder or a file on this machine, or a `HubPath`.
         config: What config.json or a GGUF's metadata say, all None if there are none.
+        layer_files: Weight files in folders of their own that hold further layers, relative to `folder`.
+        problems: What is broken, of a checkpoint that was opened all the same.
         decoded: The tensors that each plain table in `tensors` is decoded from, by its name; empty unless that was
             asked for.
     """
@@ -48,6 +52,9 @@ class Checkpoint:
         self.source = source
         self.path = reader.place.path
         self.config, self._warnings = _read_config(reader)
+        self.problems, excused = _excuse_tied_heads(reader, self.config)
+        self.layer_files, beside = find_layer_files(reader.place)
+        self._warnings += (*excused, *beside)
         tables = find_df11_tables(source, reader.tensors, self.config) if decode_df11 else []
         if decode_df11 and not tables:
             self._warnings += (_NOTHING_TO_DECODE,)
@@ -299,13 +306,35 @@ def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
     return read_model_config(reader.place), ()
 
 
+def _excuse_tied_heads(reader: Reader, config: ModelConfig) -> tuple[tuple[CheckpointError, ...], tuple[str, ...]]:
+    """Return what is broken, and warnings of LM heads that an index names and no file holds, if they can be the table.
+
+    A tool that saves a tied model may list the head, and store the table alone.
+    """
+    if not reader.problems or False in (config.tie_flag, config.text_tie_flag):
+        return reader.problems, ()
+    names = [problem.subject for problem in reader.problems]
+    heads = {name for head in find_heads([*names, *reader.tensors]) for name in head.tensors.values()} & {*names}
+    if not heads or not find_token_embeddings(reader.tensors):
+        return reader.problems, ()
+    excused = tuple(
+        f"{printable(name)} is named by the index, and no file holds it, as where it is tied to the table"
+        for name in sorted(heads)
+    )
+    return tuple(problem for problem in reader.problems if problem.subject not in heads), excused
+
+
 def _bytes_of(buffer: Any) -> memoryview:
     view = memoryview(buffer)
     return view.cast("B") if view.nbytes else memoryview(b"")  # shapes with a zero in them cannot be cast
 
 
 def open_checkpoint(
-    source: str | os.PathLike[str], *, headers_only: bool = False, decode_df11: bool = False
+    source: str | os.PathLike[str],
+    *,
+    headers_only: bool = False,
+    decode_df11: bool = False,
+    follow_links: bool = False,
 ) -> Checkpoint:
     """Open a checkpoint: a folder, a weight file, an index file, or a hub id, as "org/name@revision/folder/file".
 
@@ -317,6 +346,8 @@ def open_checkpoint(
             asked for. Otherwise all that a conversion needs is fetched into huggingface_hub's cache.
         decode_df11: Show lookup tables that are stored as DF11, token embeddings and per-layer ones, as the plain bf16
             tables that they decode to, and decode what is read of them. Other modules stay as they are stored.
+        follow_links: Follow links that lead out of the checkpoint's folder. Do so only if you know who made them: they
+            make any file that you may read a part of the checkpoint.
 
     Raises:
         SourceNotFoundError: There is nothing of that name, or nothing that ftw reads in it.
@@ -324,17 +355,16 @@ def open_checkpoint(
             missing or has a wrong size, or config.json does not say its shape.
         ConnectionError: The hub stopped answering.
     """
-    reader = open_source(source, headers_only=headers_only)
-    for problem in reader.problems:
+    reader = open_source(source, headers_only=headers_only, follow_links=follow_links)
+    checkpoint = Checkpoint(reader, str(source), decode_df11=decode_df11)
+    for problem in checkpoint.problems:
         raise problem
-    return Checkpoint(reader, str(source), decode_df11=decode_df11)
+    return checkpoint
 
 
-def open_damaged(source: str | os.PathLike[str]) -> tuple[Checkpoint, tuple[CheckpointError, ...]]:
-    """Open a checkpoint as `open_checkpoint` does, but for shards of an FTW that are missing, or too long or short.
+def open_damaged(source: str | os.PathLike[str], *, follow_links: bool = False) -> Checkpoint:
+    """Open a checkpoint as `open_checkpoint` does, but for what its `problems` say.
 
-    Returns:
-        The checkpoint, and what is wrong with such shards; reading what they lack raises an error.
+    Reading what broken shards lack raises an error.
     """
-    reader = open_source(source, headers_only=False)
-    return Checkpoint(reader, str(source)), reader.problems
+    return Checkpoint(open_source(source, headers_only=False, follow_links=follow_links), str(source))

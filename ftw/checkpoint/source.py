@@ -8,6 +8,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from ftw.checkpoint.layer_folders import find_layer_files
 from ftw.errors import CheckpointError, FtwError, SourceNotFoundError, printable
 from ftw.hub import (
     HubId,
@@ -52,10 +53,11 @@ class _Patterns(NamedTuple):
     unwanted: list[str]
 
 
-def open_source(source: str | os.PathLike[str], *, headers_only: bool) -> Reader:
+def open_source(source: str | os.PathLike[str], *, headers_only: bool, follow_links: bool = False) -> Reader:
     """Open what `source` names; of a hub id, fetch the checkpoint into huggingface_hub's cache, or its headers alone.
 
-    Where the hub does not answer, or refuses, what its cache holds is opened.
+    Where the hub does not answer, or refuses, what its cache holds is opened. `follow_links` lets links in the folder
+    lead anywhere.
 
     Raises:
         SourceNotFoundError: There is no such path, no such thing in the cache or on the hub, or no checkpoint in it.
@@ -63,16 +65,16 @@ def open_source(source: str | os.PathLike[str], *, headers_only: bool) -> Reader
     """
     named = _path_or_hub_id(source)
     if isinstance(named, Path):
-        place = Place(named)
+        place = Place(named, follow_links=follow_links)
         return open_found(find(place), place)
     try:
         place = _find_on_hub(named)
     except http_errors() as error:
-        found, place = _find_in_cache(named, error)
+        found, place = _find_in_cache(named, error, follow_links=follow_links)
     else:
         found = find(place)
         if not headers_only:
-            found, place = _fetch(found, place)
+            found, place = _fetch(found, place, follow_links=follow_links)
     return open_found(found, place)
 
 
@@ -131,12 +133,12 @@ def _not_found(hub_id: HubId, reason: str, *, is_partial: bool) -> SourceNotFoun
     return SourceNotFoundError(f"{hub_id}: {problem}")
 
 
-def _find_in_cache(hub_id: HubId, error: Exception) -> tuple[Found, Place]:
+def _find_in_cache(hub_id: HubId, error: Exception, *, follow_links: bool) -> tuple[Found, Place]:
     """Find a checkpoint in the local cache, since the hub could not be asked, which `error` says."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
-        found, place = _find_complete(hub_id)
+        found, place = _find_complete(hub_id, follow_links=follow_links)
     except LocalEntryNotFoundError as cache_error:
         is_partial = hasattr(cache_error, "snapshot_path")  # huggingface_hub 2 knows what it should hold
         raise _not_found(hub_id, refusal(hub_id, error), is_partial=is_partial) from presentable(error)
@@ -145,7 +147,7 @@ def _find_in_cache(hub_id: HubId, error: Exception) -> tuple[Found, Place]:
     return found, place
 
 
-def _find_complete(hub_id: HubId) -> tuple[Found, Place]:
+def _find_complete(hub_id: HubId, *, follow_links: bool) -> tuple[Found, Place]:
     """Find a checkpoint in the cache, and check that all of it is there, as far as huggingface_hub can tell.
 
     Raises:
@@ -154,7 +156,7 @@ def _find_complete(hub_id: HubId) -> tuple[Found, Place]:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     inside = hub_id.inside
-    place = Place(_cached_snapshot(hub_id, [], []) / inside)
+    place = Place(_cached_snapshot(hub_id, [], []) / inside, follow_links=follow_links)
     if not place.path.exists():
         raise LocalEntryNotFoundError("not in the snapshot")
     try:
@@ -186,7 +188,7 @@ def _cached_snapshot(hub_id: HubId, wanted: list[str], unwanted: list[str]) -> P
     return Path(found)
 
 
-def _fetch(found: Found, place: Place) -> tuple[Found, Place]:
+def _fetch(found: Found, place: Place, *, follow_links: bool) -> tuple[Found, Place]:
     """Fetch a checkpoint from the hub, and what a conversion needs besides; return it where it now lies."""
     path = cast("HubPath", place.path)
     for name in found.files:  # before the first is fetched
@@ -194,7 +196,7 @@ def _fetch(found: Found, place: Place) -> tuple[Found, Place]:
             raise CheckpointError(place.folder / name, "file", "is missing")
     hub_id = path.repository.hub_id._replace(inside=path.inside)
     snapshot = fetch_snapshot(path.repository, hub_id, *_patterns_of(found, place, path.inside))
-    fetched = Place(snapshot / path.inside)
+    fetched = Place(snapshot / path.inside, follow_links=follow_links)
     left_out = tuple(entry for entry in found.left_out if fetched.has(entry.name))
     return found._replace(left_out=left_out), fetched
 
@@ -211,7 +213,9 @@ def _patterns_of(found: Found, place: Place, inside: str) -> _Patterns:
     weights = [escape(name) for name in found.files] if found.is_listed else [*_WEIGHT_PATTERNS]
     is_gguf_file = found.format == "gguf" and not place.is_folder
     wanted = weights if is_gguf_file else [*_METADATA_PATTERNS, *weights]
-    is_any_of_folder = found.format == "safetensors" and not found.is_listed
+    layers, _ = find_layer_files(place)
+    is_any_of_folder = found.format == "safetensors" and not found.is_listed and not layers
+    wanted += [escape(name) for name in layers]
     return _Patterns(_below(folder, wanted), _below(folder, [_BELOW_PATTERN] if is_any_of_folder else []))
 
 

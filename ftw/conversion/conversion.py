@@ -52,6 +52,7 @@ def convert(
     decode_df11: bool = False,
     layout: str = "plain",
     sha256: bool = False,
+    follow_links: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ConversionResult:
     """Convert a checkpoint to an FTW folder.
@@ -71,6 +72,8 @@ def convert(
             server needs them.
         sha256: Record the SHA-256 of each tensor, too, which nobody can forge. What an FTW as the source records is
             checked and kept, with this or without it. It takes a core 0.6 s for each GB, or more.
+        follow_links: Follow links that lead out of the source's folder, as `open_checkpoint` does; what they lead to is
+            copied, too.
         progress: Called with the bytes done and all bytes, after each chunk of at most 16 MiB.
 
     Raises:
@@ -84,7 +87,7 @@ def convert(
     destination = resolve_target(target)
     if not isinstance(shard_limit, int) or shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
         raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
-    with open_checkpoint(source, decode_df11=decode_df11) as checkpoint:
+    with open_checkpoint(source, decode_df11=decode_df11, follow_links=follow_links) as checkpoint:
         plan = plan_conversion(checkpoint, embed, shard_limit, layout, sha256=sha256)
         result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, dry_run=dry_run)
         may_write = partial(check_target, destination, checkpoint, overwrite=overwrite)

@@ -1,8 +1,9 @@
 """The files of a checkpoint that are not weights: chooses and copies them.
 
-All files of a folder are taken, except weights in any format and what version control and download tools leave. Beside
-a single file only the well-known names are taken, since a folder of downloads may hold anything. A link that
-leads out of the source is not followed, unless it leads into the blobs of the same hub cache entry.
+All files of a folder are taken, except weights in any format and what version control and download tools leave. Weights
+of layers in folders of their own are taken too. Beside a single file only the well-known names are taken, since a
+folder of downloads may hold anything. A link that leads out of the source is not followed, unless it leads into the
+blobs of the same hub cache entry, or the user allows it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError
-from ftw.files import Roots, open_plain_file
+from ftw.files import DEBRIS_FOLDERS, Roots, is_debris, open_plain_file
 from ftw.host import OpenFolder, granted_by, is_link, open_to_read
 from ftw.readers import INDEX_NAME, OWN_NAMES, LeftOut
 
@@ -32,8 +33,6 @@ _WEIGHTS = (
     "*.onnx", "*.onnx_data", "*.onnx.data", "*.ot", "*.pkl", "*.pickle", "*.npz", "*.npy", "*.tflite",
     "*.mlmodel", "*.llamafile", "*.nemo", "*.engine", "*.distcp",
 )  # fmt: skip
-_DEBRIS = ("*.incomplete", "*.lock", "*.tmp", "*.part", ".DS_Store")
-_DEBRIS_FOLDERS = frozenset({".git", ".cache", "__pycache__", ".ipynb_checkpoints"})
 _MAX_DEPTH = 64  # of folders in folders
 # What may lie beside a weight file and surely belongs to it.
 _WELL_KNOWN = frozenset(
@@ -49,6 +48,7 @@ _WELL_KNOWN = frozenset(
 def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...]]:
     """Return the metadata files, relative to the checkpoint's folder, and what is left out beside the weights."""
     folder, roots = checkpoint.folder, roots_of(checkpoint)
+    layers = frozenset(checkpoint.layer_files)
     taken = {file.path for file in checkpoint.files}
     named = {entry.name for entry in checkpoint.left_out if entry.kind == "file"}
     named |= {file.name for file in checkpoint.derived_files}
@@ -58,7 +58,7 @@ def choose(checkpoint: Checkpoint) -> tuple[tuple[Path, ...], tuple[LeftOut, ...
         relative = path.relative_to(folder)
         if path in taken or relative.as_posix() in named or path.name == INDEX_NAME:
             continue
-        reason = _reason_against(path, roots)
+        reason = _reason_against(path, roots, layers)
         if reason is None:
             files.append(relative)
         elif not path.name.endswith(".safetensors.index.json"):  # its content is in the FTW's own index
@@ -144,7 +144,7 @@ def _list(folder: Path, real: str) -> tuple[list[str], list[str]]:
             listed = _open_folder(folder, real)
             stack.callback(os.close, listed)
         entries = stack.enter_context(os.scandir(listed))
-        taken = [entry for entry in entries if entry.name not in _DEBRIS_FOLDERS or not _is_folder(entry)]
+        taken = [entry for entry in entries if entry.name.lower() not in DEBRIS_FOLDERS or not _is_folder(entry)]
         folders = {entry.name for entry in taken if entry.is_dir(follow_symlinks=False)}
     return sorted(entry.name for entry in taken if entry.name not in folders), sorted(folders)
 
@@ -169,14 +169,14 @@ def _well_known(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(_WELL_KNOWN) if os.path.lexists(folder / name)]
 
 
-def _reason_against(path: Path, roots: Roots) -> str | None:
+def _reason_against(path: Path, roots: Roots, layers: frozenset[str]) -> str | None:
     name, relative = path.name.lower(), path.relative_to(roots.folder)
     if OWN_NAMES.fullmatch(relative.parts[0]):
         return "a name that the FTW itself uses"
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
+    if relative.as_posix() not in layers and any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS):
         return "weights in another format, or another copy of them"
-    if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in _DEBRIS):
-        return "left by a download"
+    if is_debris(name):
+        return "left by a download or an editor"
     if not path.is_file():
         return "not a regular file"
     if path.is_symlink() and roots.locate(relative.as_posix()) is None:

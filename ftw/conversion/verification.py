@@ -12,7 +12,7 @@ import xxhash
 
 from ftw.checkpoint import CHUNK_NBYTES, Checkpoint, open_checkpoint, open_damaged
 from ftw.errors import CheckpointError, printable
-from ftw.files import is_inside, is_name_inside
+from ftw.files import Roots, is_name_inside
 from ftw.host import HostMemory
 from ftw.layouts import arrange, layout_of
 from ftw.readers import ALIGNMENT, Problems, read_ftw_key
@@ -20,7 +20,6 @@ from ftw.sizes import align_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from ftw.layouts import Arrangement
     from ftw.tensors import TensorInfo
@@ -65,6 +64,7 @@ def verify(
     path: str | os.PathLike[str],
     *,
     against: str | os.PathLike[str] | Checkpoint | None = None,
+    follow_links: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyResult:
     """Read every tensor of a checkpoint and check it.
@@ -81,6 +81,7 @@ def verify(
     Args:
         path: An FTW folder, or any checkpoint; other formats have no checksums and no padding to check.
         against: The source that it was made from; one that is open already is used as it is, and left open.
+        follow_links: Follow links that lead out of either's folder, as `open_checkpoint` does.
         progress: Called with the bytes done and all bytes, after each chunk of at most 16 MiB.
 
     Raises:
@@ -88,11 +89,14 @@ def verify(
         CheckpointError: The index of an FTW, or any part of another format, is broken.
     """
     with contextlib.ExitStack() as stack:
-        checkpoint, broken = open_damaged(path)
-        stack.enter_context(checkpoint)
+        checkpoint = stack.enter_context(open_damaged(path, follow_links=follow_links))
         problems = Problems(str(path))
-        problems.add_all(map(str, broken))
-        opened = against if against is None or isinstance(against, Checkpoint) else _open_source(against, checkpoint)
+        problems.add_all(map(str, checkpoint.problems))
+        opened = (
+            against
+            if against is None or isinstance(against, Checkpoint)
+            else _open_source(against, checkpoint, follow_links)
+        )
         if opened is not None and opened is not against:
             stack.enter_context(opened)
         source = None if opened is None else _arrange_alike(opened, layout_of(checkpoint))
@@ -127,7 +131,7 @@ def _problems_of_index(checkpoint: Checkpoint) -> Iterator[str]:
     copied = checkpoint.metadata.get("copied_metadata")
     names = [name for name in copied if isinstance(name, str)] if isinstance(copied, list) else []
     for name in names:
-        problem = "" if "\\" in name else _problem_of_copied(checkpoint.folder, name)  # a name that is no Unicode
+        problem = "" if "\\" in name else _problem_of_copied(checkpoint, name)  # a name that is no Unicode
         if problem:
             yield _problem(checkpoint, name, problem)
     position = 0
@@ -138,13 +142,13 @@ def _problems_of_index(checkpoint: Checkpoint) -> Iterator[str]:
         position = max(position, tensor.offset + align_up(tensor.nbytes, ALIGNMENT))
 
 
-def _problem_of_copied(folder: Path, name: str) -> str:
+def _problem_of_copied(checkpoint: Checkpoint, name: str) -> str:
     """Return what is wrong with a file that an index says was copied, or "" if it is there; look nowhere else."""
     if not is_name_inside(name, is_printable=False):
         return "is said to have been copied, the path of a file inside the checkpoint's folder is needed"
-    path = folder / name
+    path = checkpoint.folder / name
     try:
-        if ("/" in name or path.is_symlink()) and not is_inside(path, folder):
+        if ("/" in name or path.is_symlink()) and not (checkpoint.roots or Roots(checkpoint.folder)).has(path):
             return "is a link that leads out of the folder, the index says that it was copied"
         return "" if path.is_file() else "is missing, the index says that it was copied"
     except OSError as error:
@@ -153,9 +157,10 @@ def _problem_of_copied(folder: Path, name: str) -> str:
         return "is a link to itself, the index says that it was copied"
 
 
-def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Checkpoint:
+def _open_source(source: str | os.PathLike[str], checkpoint: Checkpoint, follow_links: bool) -> Checkpoint:
     """Open what a checkpoint is to be compared with; where its index says that tensors were decoded, decode them."""
-    return open_checkpoint(source, decode_df11=bool(read_ftw_key(checkpoint.metadata, "decoded")))
+    decode_df11 = bool(read_ftw_key(checkpoint.metadata, "decoded"))
+    return open_checkpoint(source, decode_df11=decode_df11, follow_links=follow_links)
 
 
 def _arrange_alike(source: Checkpoint, layout: str) -> Arrangement:

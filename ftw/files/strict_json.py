@@ -37,6 +37,16 @@ _CONTAINERS = frozenset({dict, list})
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
+def read_json_list(path: Path, real: str | None = None) -> list[Any]:
+    """Read a file that holds one JSON list; see `read_json_file`."""
+    with open_json_file(path, real) as file:
+        text = file.read()
+    value = _parse_json(text, path, "json", allow_non_finite=False)
+    if not isinstance(value, list):
+        raise CheckpointError(path, "json", f"holds {json_type(value)}, a list is needed")
+    return value
+
+
 def read_json_file(path: Path, real: str | None = None, *, allow_non_finite: bool = False) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
@@ -90,6 +100,13 @@ def parse_json_object(
             values that they would take more than 64 MiB, or holds a key twice, half a surrogate pair, or, unless they
             are allowed, NaN or an infinity.
     """
+    value = _parse_json(text, path, subject, allow_non_finite=allow_non_finite)
+    if not isinstance(value, dict):
+        raise CheckpointError(path, subject, f"holds {json_type(value)}, an object is needed")
+    return value
+
+
+def _parse_json(text: bytes | memoryview, path: Path, subject: str, *, allow_non_finite: bool) -> Any:
     _check_cost(bytes(text), path, subject)
     try:
         decoded = str(text, "utf-8")
@@ -104,8 +121,6 @@ def parse_json_object(
         raise
     except ValueError as error:  # an integer of more than 4300 digits
         raise CheckpointError(path, subject, LONG_INTEGER) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(path, subject, f"holds {json_type(value)}, an object is needed")
     if not is_shallow(value):
         raise CheckpointError(path, subject, NESTED)
     if SURROGATE.search(decoded) and not is_unicode(value):

@@ -171,11 +171,12 @@ def _delete(repository: HubRepository, path: Path) -> None:
     """Delete a damaged file of a snapshot, and its blob.
 
     Raises:
-        CheckpointError: It lies outside of the repository's folder of the cache, or is a link that leads there.
+        CheckpointError: It lies outside of the repository's folder of the cache, and of its blobs, or is a link there.
     """
     entry, blob = _entry(repository), path.resolve()
     snapshots = os.path.join(os.path.abspath(entry), "snapshots", "")
-    if not os.path.abspath(path).startswith(snapshots) or not is_inside(blob, entry):
+    is_inside_entry = is_inside(blob, entry) or blob.parent == (entry / "blobs").resolve()
+    if not os.path.abspath(path).startswith(snapshots) or not is_inside_entry:
         raise CheckpointError(path, "file", f"is damaged, but not in {entry}; it is not deleted")
     blob.unlink(missing_ok=True)
     path.unlink(missing_ok=True)

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+_WAY_OUT = "--follow-links (follow_links=True) allows links to anywhere"
+
 
 class Place:
     """A file or a folder, and the files beside it.
+
+    `follow_links` lets links in it lead anywhere.
 
     Attributes:
         path: The file or folder; on the hub a `HubPath`, which has the interface of a Path.
@@ -29,15 +33,15 @@ class Place:
 
     __slots__ = ("_json", "folder", "is_folder", "path", "roots")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, follow_links: bool = False) -> None:
         self.path = path
         self.is_folder = path.is_dir()
         self.folder = path if self.is_folder else path.parent
-        self.roots = None if isinstance(path, HubPath) else Roots(self.folder)
+        self.roots = None if isinstance(path, HubPath) else Roots(self.folder, follow_links=follow_links)
         self._json: dict[str, dict[str, Any] | None] = {}
 
     def open_file(self, name: str) -> WeightFile:
-        """Open a weight file of the folder, which may not lie elsewhere, by a link.
+        """Open a weight file of the folder, which may lie elsewhere, by a link, only if the user allows that.
 
         Raises:
             CheckpointError: There is no such file, or it lies outside of the folder and of its hub cache entry.
@@ -49,7 +53,7 @@ class Place:
         file = WeightFile(path, real)  # what is missing is not called a link
         if real is None:
             found = f"is a link to '{printable(str(path.resolve()))}'"
-            raise CheckpointError(path, "file", f"{found}, a file inside the checkpoint's folder is needed")
+            raise CheckpointError(path, "file", f"{found}, a file inside the checkpoint's folder is needed; {_WAY_OUT}")
         return file
 
     def open_files(self, names: Iterable[str], *, is_named: bool) -> tuple[WeightFile, ...]:
@@ -77,9 +81,13 @@ class Place:
         if self.roots is None or (not self.is_folder and name == self.path.name):
             return None
         if self.leads_out(name):
-            problem = "is a link that leads out of the folder; name the file that it leads to"
+            problem = f"is a link that leads out of the folder; {_WAY_OUT}"
             raise CheckpointError(self.folder / name, "file", problem)
         return self.roots.locate(name) or self.roots.join(name)  # the latter of a link to nothing
+
+    def describe(self, error: CheckpointError) -> str:
+        """Return what an error about a file of the folder says, with the file's name alone."""
+        return str(error).removeprefix(f"{printable(str(self.folder))}/")
 
     def has(self, name: str) -> bool:
         """Tell whether the folder holds a file; a link to nothing is a broken file, not a missing one."""

@@ -45,6 +45,7 @@ def load(
     hot_bytes: int | str | None = None,
     scale: float | None = None,
     decode_df11: bool = False,
+    follow_links: bool = False,
 ) -> LoadedModel:
     """Load a checkpoint for serving.
 
@@ -76,6 +77,7 @@ def load(
         scale: Multiply the rows of the token embedding by this, as the model does after its lookup (Gemma: the square
             root of the hidden size); None for rows as they are stored.
         decode_df11: Decode lookup tables that are stored as DF11 to plain bf16 ones, which may leave the GPU.
+        follow_links: Follow links that lead out of the checkpoint's folder, as `open_checkpoint` does.
 
     Raises:
         FtwError: With `tp`, another rank could not load.
@@ -107,7 +109,9 @@ def load(
                 hot_bytes=parse_nbytes("hot_bytes", hot_bytes),
                 scale=scale,
             )
-            checkpoint = stack.enter_context(open_checkpoint(source, headers_only=dummy, decode_df11=decode_df11))
+            checkpoint = stack.enter_context(
+                open_checkpoint(source, headers_only=dummy, decode_df11=decode_df11, follow_links=follow_links)
+            )
             model = load_opened(checkpoint, options, stack)
         stack.pop_all()
     return model

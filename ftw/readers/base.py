@@ -27,6 +27,14 @@ class LeftOut(NamedTuple):
     reason: str
 
 
+class FileHead(NamedTuple):
+    """How a file of `nbytes` bytes begins."""
+
+    name: str
+    first: bytes
+    nbytes: int
+
+
 class DerivedFile(NamedTuple):
     """A file of `nbytes` bytes that lies beside the weights in an FTW: what the source keeps in its weight files."""
 
@@ -44,6 +52,7 @@ class Found(NamedTuple):
         files: Names of the weight files, in order, relative to the folder; none if the reader finds them out.
         is_listed: Whether an index or the user named them; otherwise they are those that the folder has.
         left_out: What lies beside them and is not taken.
+        warnings: What was taken one way and could have been meant another.
     """
 
     format: str
@@ -51,6 +60,7 @@ class Found(NamedTuple):
     files: tuple[str, ...] = ()
     is_listed: bool = False
     left_out: tuple[LeftOut, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Reader(Protocol):
@@ -62,7 +72,8 @@ class Reader(Protocol):
         files: The files that hold the weights.
         left_out: What lies beside them and was not taken.
         warnings: What was taken one way and could have been meant another.
-        problems: Shards of an FTW that are missing, or too long or short.
+        problems: Shards of an FTW that are missing, or too long or short; tensors that an index places in a file that
+            does not hold them.
     """
 
     format: ClassVar[str]
@@ -85,6 +96,11 @@ class Reader(Protocol):
     @staticmethod
     def find(place: Place) -> Found | None:
         """Return the checkpoint of this format that lies at a place; None if nothing there is called like one."""
+        ...
+
+    @staticmethod
+    def recognise(file: FileHead) -> Found | None:
+        """Return the checkpoint in a file of any name, by its first bytes; None if it is not of this format."""
         ...
 
     def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:

@@ -6,11 +6,13 @@ import contextlib
 import gc
 from typing import TYPE_CHECKING
 
-from ftw.errors import SourceNotFoundError, printable
-from ftw.hub import Place
+from ftw.errors import CheckpointError, SourceNotFoundError, printable
+from ftw.hub import Place, open_weight_file
+from ftw.readers.base import FileHead
 from ftw.readers.ftw import FtwReader
 from ftw.readers.gguf.reader import GgufReader
 from ftw.readers.safetensors import SafetensorsReader
+from ftw.readers.weight_names import HEAD_NBYTES, list_odd_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +22,13 @@ if TYPE_CHECKING:
 
 # Asked in this order: an FTW folder may hold safetensors side files, a GGUF one safetensors of another kind.
 READERS: dict[str, type[Reader]] = {reader.format: reader for reader in (FtwReader, GgufReader, SafetensorsReader)}
+_MAX_NAMED = 5
 
 
 def find(place: Place) -> Found:
-    """Return the checkpoint that lies at a place, of the first format that knows it; no header is read.
+    """Return the checkpoint that lies at a place, of the first format that knows it by names; no header is read.
+
+    Where no name tells a format, first bytes do: those of the file, or of the one file of a folder that has them.
 
     Raises:
         SourceNotFoundError: No format does.
@@ -34,6 +39,13 @@ def find(place: Place) -> Found:
             found = reader.find(place)
             if found is not None:
                 return found
+        odd = _recognise(place)
+    if len(odd) > 1:
+        names = ", ".join(printable(name) for name in [*odd][:_MAX_NAMED]) + (", …" if len(odd) > _MAX_NAMED else "")
+        problem = f"no name tells which file is the model, {len(odd)} begin like one ({names}), name one of them"
+        raise CheckpointError(place.folder, "folder", problem)
+    if odd:
+        return next(iter(odd.values()))
     kind, formats = "folder" if place.is_folder else "file", " or ".join(READERS)
     raise SourceNotFoundError(f"{printable(str(place.path))}: checkpoint: this {kind} holds none, {formats} is needed")
 
@@ -62,6 +74,21 @@ def open_reader(path: Path) -> Reader:
     for problem in reader.problems:
         raise problem
     return reader
+
+
+def _recognise(place: Place) -> dict[str, Found]:
+    """Return the files at a place that begin as those of a format do, whatever they are called."""
+    odd: dict[str, Found] = {}
+    for name in list_odd_files(place):
+        try:
+            file = open_weight_file(place.path) if not place.is_folder else place.open_file(name)
+        except CheckpointError:  # a link that leads out, or no file
+            continue
+        head = FileHead(name, file.read(0, min(file.nbytes, HEAD_NBYTES)), file.nbytes)
+        found = next(filter(None, (reader.recognise(head) for reader in READERS.values())), None)
+        if found is not None:
+            odd[name] = found
+    return odd
 
 
 @contextlib.contextmanager

@@ -10,7 +10,9 @@ shard continues in the next one. Unknown keys are kept in `metadata` and otherwi
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import xxhash
@@ -18,7 +20,15 @@ import xxhash
 from ftw.errors import CheckpointError, printable
 from ftw.files import is_name_inside, short_repr
 from ftw.readers.base import DerivedFile, Found
-from ftw.readers.ftw_format import ALIGNMENT, GGUF_METADATA_NAME, INDEX_NAME, check_gguf_metadata_size, read_ftw_key
+from ftw.readers.ftw_format import (
+    ALIGNMENT,
+    FORMAT_NAME,
+    GGUF_METADATA_NAME,
+    INDEX_NAME,
+    OWN_NAMES,
+    check_gguf_metadata_size,
+    read_ftw_key,
+)
 from ftw.readers.ftw_index import read_ftw_index
 from ftw.readers.gguf.reader import read_gguf_metadata
 from ftw.readers.safetensors_header import read_safetensors_header
@@ -32,10 +42,11 @@ if TYPE_CHECKING:
 
     from ftw.files import WeightFile
     from ftw.hub import Place
-    from ftw.readers.base import LeftOut
+    from ftw.readers.base import FileHead, LeftOut
     from ftw.tensors import TensorInfo
 
 _CHUNK_NBYTES = 1 << 20
+_FORMAT = re.compile(rb'"format"\s*:\s*"' + FORMAT_NAME.encode() + b'"')
 
 
 class FtwReader:
@@ -43,11 +54,11 @@ class FtwReader:
 
     format: ClassVar[str] = "ftw"
 
-    def __init__(self, place: Place, found: Found) -> None:
+    def __init__(self, place: Place, found: Found, *, index_name: str = INDEX_NAME) -> None:
         self.place = place
-        self._index_path = place.folder / INDEX_NAME
+        self._index_path = place.folder / index_name
         self._budget = TensorBudget()
-        real = place.locate(INDEX_NAME)
+        real = place.locate(index_name)
         index, tensors, self._shards = read_ftw_index(self._index_path, self._budget, real)
         self._problems: list[CheckpointError] = []
         self.files = self._open_shards(index)
@@ -59,13 +70,26 @@ class FtwReader:
         self.metadata: dict[str, Any] = index
         self._gguf_copy = self._open_gguf_copy()
         self.left_out: tuple[LeftOut, ...] = found.left_out
-        self.warnings: tuple[str, ...] = ()
+        self.warnings = found.warnings
 
     @staticmethod
     def find(place: Place) -> Found | None:
-        """Return the FTW of a folder with an index, or of an index that the user named; it says which are its files."""
-        is_ftw = (place.folder / INDEX_NAME).is_file() if place.is_folder else place.path.name == INDEX_NAME
+        """Return the FTW of a folder with an index, or of an index that the user named; it says which are its files.
+
+        Raises:
+            CheckpointError: The user named one shard.
+        """
+        has_index = (place.folder / INDEX_NAME).is_file()
+        if not place.is_folder and has_index and OWN_NAMES.fullmatch(place.path.name) and place.path.name != INDEX_NAME:
+            raise CheckpointError(place.path, "file", "is a part of an FTW, open the folder instead")
+        is_ftw = has_index if place.is_folder else place.path.name == INDEX_NAME
         return Found(FtwReader.format, FtwReader) if is_ftw else None
+
+    @staticmethod
+    def recognise(file: FileHead) -> Found | None:
+        """Return the FTW of an index of another name, by its key "format"."""
+        is_index = _FORMAT.search(file.first) and file.first.lstrip().startswith(b"{")
+        return Found(FtwReader.format, partial(FtwReader, index_name=file.name)) if is_index else None
 
     def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:
         """Return where the bytes of one of `tensors` lie: one run for each shard that it spans."""

@@ -2,7 +2,9 @@
 
 adapter_model.safetensors                          PEFT's adapter
 adapters.safetensors, 0000100_adapters.safetensors mlx-lm's adapter, and one of its training
+pytorch_lora_weights.safetensors                   diffusers' adapter
 consolidated*.safetensors                          another copy of the weights
+optimizer.safetensors, scaler_0.safetensors, ...   what was made while the model was trained
 shard-00002-model-00001-of-00001.safetensors       torch's distributed checkpoints: one rank's part of tensors
 model1-mp2.safetensors                             DeepSeek's: one rank's part of two
 model-rank-1-part-0.safetensors                    vLLM's sharded state: one rank's part
@@ -17,9 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 AN_ADAPTER = "an adapter, not the model"
-_ANOTHER_COPY = "another copy of the weights"
-_ADAPTER = re.compile(r"adapter_model.*\.safetensors|(?:[0-9]+_)?adapters(?:[-_.].*)?\.safetensors")
-_COPY_PREFIX = "consolidated"
+# What lies beside the weights of a model and is no part of it.
+_STATE = "a state of training, not the model"
+_NO_PART = (
+    (re.compile(r"(adapter_model|pytorch_lora_weights).*|([0-9]+_)?adapters([-_.].*)?", re.DOTALL), AN_ADAPTER),
+    (re.compile(r"consolidated.*", re.DOTALL), "another copy of the weights"),
+    (
+        re.compile(r"(optimizer|scheduler|random_states|scaler)([-_.].*)?", re.DOTALL),
+        "a state of training, not the model",
+    ),
+)
 # Files of one rank: the number of the rank, and how many there are where the name tells.
 _OF_A_RANK = (
     re.compile(r"model(?P<rank>[0-9]{1,5})-mp(?P<count>[0-9]{1,5})\.safetensors"),
@@ -31,14 +40,13 @@ _FIRST_RANKS = ("0", "00001", "0")
 
 def is_adapter_file(name: str) -> bool:
     """Return whether a file is by its name an adapter, which is no model."""
-    return _ADAPTER.fullmatch(name) is not None
+    return why_no_part(name) == AN_ADAPTER
 
 
 def why_no_part(name: str) -> str:
     """Return what a file is that lies beside a model's weights and is no part of them; empty if it may be one."""
-    if is_adapter_file(name):
-        return AN_ADAPTER
-    return _ANOTHER_COPY if name.startswith(_COPY_PREFIX) else ""
+    stem = name.removesuffix(".safetensors")
+    return next((reason for pattern, reason in _NO_PART if pattern.fullmatch(stem)), "")
 
 
 def without_strays(names: list[str]) -> list[str]:

@@ -74,7 +74,11 @@ _TABLE_KEYS = ("name", "role", "rows", "columns", "dtype", "row_bytes", "nbytes"
 
 
 def inspect(
-    source: str | os.PathLike[str] | Checkpoint, *, vram_bytes: int | None = None, decode_df11: bool = False
+    source: str | os.PathLike[str] | Checkpoint,
+    *,
+    vram_bytes: int | None = None,
+    decode_df11: bool = False,
+    follow_links: bool = False,
 ) -> Report:
     """Say what a checkpoint is and whether its lookup tables may leave the GPU.
 
@@ -85,6 +89,7 @@ def inspect(
         vram_bytes: The VRAM of a GPU, `budget` then says how it is spent.
         decode_df11: Take lookup tables that are stored as DF11 for the plain bf16 ones that they decode to. An opened
             checkpoint is taken as it was opened.
+        follow_links: Follow links that lead out of the checkpoint's folder, as `open_checkpoint` does.
 
     Raises:
         SourceNotFoundError: There is no checkpoint of that name.
@@ -92,7 +97,7 @@ def inspect(
     """
     if isinstance(source, Checkpoint):
         return _inspect(source, vram_bytes)
-    with open_checkpoint(source, headers_only=True, decode_df11=decode_df11) as checkpoint:
+    with open_checkpoint(source, headers_only=True, decode_df11=decode_df11, follow_links=follow_links) as checkpoint:
         return _inspect(checkpoint, vram_bytes)
 
 

@@ -104,7 +104,7 @@ def test_metadata_skips_what_version_control_and_tools_leave(tmp_path):
     assert copied(tmp_path / "out") == ["config.json", "freetoken_weight.json"]
     found = reasons(result)
     assert sorted(found) == [".DS_Store", "a.lock", "b.tmp", "c.part", "model.safetensors.incomplete"]
-    assert set(found.values()) == {"left by a download"}
+    assert set(found.values()) == {"left by a download or an editor"}
 
 
 def test_metadata_does_not_follow_links_that_lead_out(tmp_path):

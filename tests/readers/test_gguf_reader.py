@@ -535,10 +535,12 @@ def test_folder_with_a_safetensors_checkpoint_is_not_gguf(tmp_path: Path, name: 
     assert GgufReader.find(Place(tmp_path / "model.gguf")).files == ("model.gguf",)
 
 
-def test_folder_called_like_a_file_is_refused(tmp_path: Path) -> None:
+def test_folder_called_like_a_file_is_none(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").mkdir()
-    with pytest.raises(CheckpointError, match="is not a regular file"):
+    with pytest.raises(SourceNotFoundError, match="this folder holds none"):
         open_reader(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(FILE)
+    assert [file.path.name for file in open_reader(tmp_path).files] == ["model.gguf"]
 
 
 # --- hostile bytes

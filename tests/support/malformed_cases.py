@@ -211,9 +211,9 @@ FILES: dict[str, Callable[[Path], Path]] = {
     ),
     "gguf file is a folder": lambda folder: ((folder / "m.gguf").mkdir(), folder)[1],
     "gguf file is a link to nothing": lambda folder: ((folder / "m.gguf").symlink_to("nowhere"), folder)[1],
-    "index is a folder": beside(lambda folder: (folder / INDEX).mkdir()),
+    "index is a folder": lambda folder: ((folder / INDEX).mkdir(), folder)[1],
     "index is a link to nothing": lambda folder: ((folder / INDEX).symlink_to("nowhere"), folder)[1],
-    "index of no bytes": beside(lambda folder: (folder / INDEX).write_bytes(b"")),
+    "index of no bytes": lambda folder: ((folder / INDEX).write_bytes(b""), folder)[1],
     "several indexes": lambda folder: (
         [(folder / f"{name}.safetensors.index.json").write_text("{}") for name in "ab"],
         folder,
@@ -246,6 +246,11 @@ UNJUDGED: dict[str, Callable[[Path], Path]] = {
 }
 # Read, and what is odd about them is told.
 EITHER: dict[str, Callable[[Path], Path]] = {
+    "index of no bytes beside model.safetensors": beside(lambda folder: (folder / INDEX).write_bytes(b"")),
+    "index beside model.safetensors of shards that are not there": beside(
+        lambda folder: (folder / INDEX).write_text('{"weight_map":{"t":"a.safetensors"}}')
+    ),
+    "folder called like an index beside model.safetensors": beside(lambda folder: (folder / INDEX).mkdir()),
     "config missing": lambda folder: plain(folder),
     "config with NaN": lambda folder: plain(folder, '{"x":NaN}'),
     "config without anything": lambda folder: plain(folder, "{}"),

@@ -284,7 +284,9 @@ def test_index_of_an_ftw_in_a_folder_that_is_a_link_out_is_refused(tmp_path: Pat
     index = source / "freetoken_weight.json"
     index.rename(tmp_path / "index.json")
     index.symlink_to(tmp_path / "index.json")
-    with pytest.raises(CheckpointError, match=r"weight\.json: file: is a link that leads out of the folder; name the"):
+    with pytest.raises(
+        CheckpointError, match=r"weight\.json: file: is a link that leads out of the folder; --follow-links"
+    ):
         ftw.open_checkpoint(source)
     with ftw.open_checkpoint(index) as checkpoint:  # the user's wish
         assert set(checkpoint.tensors) == {"t", "public2"}

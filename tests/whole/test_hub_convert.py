@@ -416,7 +416,7 @@ def test_hub_index_that_names_what_is_not_there_is_seen_before_the_fetch(hub, tm
     hub.add("org/name", tmp_path / "source")
     with pytest.raises(CheckpointError, match=f"^org/name/{SHARDS[1]}: file: is missing$"):
         opened_path("org/name")
-    assert set(hub.served) == {"model.safetensors.index.json"}
+    assert set(hub.served) == {"config.json", "model.safetensors.index.json"}
 
 
 def test_hub_retry_after_is_bounded(waits, hub):

@@ -55,12 +55,13 @@ class Request(NamedTuple):
     dtype: torch.dtype | None
     model_class: type[Any] | None
     options: Mapping[str, Any]
+    follow_links: bool = False
 
 
 def load_model(request: Request, reason: str = "") -> PreTrainedModel:
     """Load a model; `reason` says why its tables stay on the GPU, where that is not `ftw.load`'s to say."""
     with contextlib.ExitStack() as stack:
-        checkpoint = stack.enter_context(open_checkpoint(request.source))
+        checkpoint = stack.enter_context(open_checkpoint(request.source, follow_links=request.follow_links))
         device = request.of_tables.device
         _check_format(checkpoint, request.of_tables.embed)
         check_adapter(checkpoint)

@@ -59,6 +59,7 @@ def load(
     huge_pages: bool = True,
     num_threads: int | None = None,
     hot_bytes: int | str | None = None,
+    follow_links: bool = False,
     **options: Any,
 ) -> PreTrainedModel:
     """Load a model of transformers whose lookup tables are in host memory and everything else on the device.
@@ -84,6 +85,7 @@ def load(
         huge_pages: As in `ftw.load`.
         num_threads: As in `ftw.load`.
         hot_bytes: As in `ftw.load`.
+        follow_links: As in `ftw.load`.
         options: Values that replace config.json's, such as `use_cache`, and those arguments of `from_pretrained` that
             say what the model is made of: `attn_implementation`, `experts_implementation`, `generation_config`,
             `key_mapping`, and the ones about kernels. Code that a checkpoint brings is never run.
@@ -112,7 +114,7 @@ def load(
         num_threads=num_threads,
         hot_bytes=parse_nbytes("hot_bytes", hot_bytes, LookupArgumentError),
     )
-    request = Request(source, of_tables, dtype, model_class, options)
+    request = Request(source, of_tables, dtype, model_class, options, follow_links)
     try:
         return load_model(request)
     except NotEligibleError as error:

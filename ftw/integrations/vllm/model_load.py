@@ -214,7 +214,7 @@ def _place(source: str, settings: Settings) -> Placement | None:
         NotEligibleError: "host" was asked for, and the token embedding may not leave the GPU.
     """
     try:
-        with open_checkpoint(source, headers_only=True) as checkpoint:
+        with open_checkpoint(source, headers_only=True, follow_links=settings.follow_links) as checkpoint:
             placement = plan_placement(judge(checkpoint), settings.embed, checkpoint.source)
     except (FtwError, OSError) as error:
         if settings.must_move:

@@ -19,7 +19,7 @@ ENVIRONMENT = "FTW_EMBED"
 CONFIG_KEY = "ftw"
 LOAD_FORMAT = "ftw"
 _CHOICES = ("host", "auto", "gpu")
-_KEYS = ("embed", "hot_bytes")
+_KEYS = ("embed", "hot_bytes", "follow_links")
 _SUBJECT = f"additional config: {CONFIG_KEY}"
 
 
@@ -30,10 +30,12 @@ class Settings:
     Attributes:
         embed: "host" insists that the token embedding leaves the GPU, "auto" does it if it may.
         hot_bytes: Of its rows that are used most, which the GPU keeps.
+        follow_links: Whether links may lead out of the checkpoint's folder, as vLLM itself lets them.
     """
 
     embed: str
     hot_bytes: int | None = None
+    follow_links: bool = False
 
     @property
     def must_move(self) -> bool:
@@ -65,8 +67,11 @@ def find_settings(environ: Mapping[str, str], additional_config: Any, load_forma
     embed = given.get("embed", environ.get(ENVIRONMENT) or "gpu")
     _check_choice(f"{_SUBJECT}: embed", embed)
     hot_bytes = parse_nbytes(f"{_SUBJECT}: hot_bytes", given.get("hot_bytes"))
+    follow_links = given.get("follow_links", False)
+    if not isinstance(follow_links, bool):
+        raise ValueError(f"{_SUBJECT}: follow_links: found {follow_links!r}, true or false is needed")  # noqa: TRY004
     if embed != "gpu":
-        return Settings(embed, hot_bytes)
+        return Settings(embed, hot_bytes, follow_links)
     if hot_bytes:
         raise ValueError(
             f"{_SUBJECT}: hot_bytes: with embed 'gpu' there is no table in host memory; host, auto have one"

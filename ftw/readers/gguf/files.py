@@ -1,7 +1,8 @@
 """Which GGUF files make up a checkpoint.
 
 a file                      that file, or, if its name is NAME-00001-of-00003.gguf, the whole set that it belongs to
-a folder                    the one file or set in it; projectors, importance matrices and drafts are left out
+a folder                    the one file or set in it; projectors, importance matrices, adapters and drafts are left
+                            out, known by their names, or where that leaves several, by what their metadata say
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 from ftw.errors import CheckpointError, printable
 from ftw.readers.base import LeftOut
 from ftw.readers.ftw_format import GGUF_METADATA_NAME
+from ftw.readers.gguf.header import read_gguf_kinds
+from ftw.readers.weight_names import list_weight_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,12 +24,27 @@ if TYPE_CHECKING:
 _SUFFIX = ".gguf"
 _SAFETENSORS_NAMES = ("model.safetensors", "model.safetensors.index.json")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
-# Parts of a model, or facts about it, that lie beside its weights; by names in lower case.
+_PROJECTOR = "a projector of images or sound, not the model"
+_MATRIX = "an importance matrix, not the model"
+_DRAFT = "a draft model for speculative decoding, not the model"
+_ADAPTER = "an adapter, not the model"
+# Parts of a model, or facts about it, that lie beside its weights; by a word in their names, in lower case.
 _STRAYS = (
-    (re.compile(r"mmproj|.*mmproj-", re.DOTALL), "a projector of images or sound, not the model"),
-    (re.compile(r".*imatrix", re.DOTALL), "an importance matrix, not the model"),
-    (re.compile(r"mtp-"), "a draft model for speculative decoding, not the model"),
+    (re.compile(r"(.*[-_.])?mmproj([-_.0-9].*|)\.gguf", re.DOTALL), _PROJECTOR),
+    (re.compile(r".*imatrix", re.DOTALL), _MATRIX),
+    (re.compile(r"(.*[-_.])?mtp([-_.].*|)\.gguf", re.DOTALL), _DRAFT),
 )
+# The same by general.architecture, and by general.type.
+_STRAY_KINDS = {
+    "clip": _PROJECTOR,
+    "mmproj": _PROJECTOR,
+    "imatrix": _MATRIX,
+    "adapter": _ADAPTER,
+    "controlvector": "a control vector, not the model",
+    "eagle3": _DRAFT,
+    "dflash": _DRAFT,
+}
+_MAX_LOOKED_INTO = 8  # models of a folder, to know what they are
 _MAX_NAMED = 5
 
 
@@ -41,27 +59,27 @@ def choose_files(place: Place) -> tuple[list[str], tuple[LeftOut, ...]] | None:
     if not place.is_folder:
         name = place.path.name
         return (_complete_set(place.folder, name), ()) if _is_gguf_name(name) else None
-    names = _list_names(place.folder)
-    if not names or any((place.folder / name).exists() for name in _SAFETENSORS_NAMES):
+    listed, copies = list_weight_files(place, _SUFFIX)
+    names = [name for name in listed if name != GGUF_METADATA_NAME]
+    if not names or any((place.folder / name).is_file() for name in _SAFETENSORS_NAMES):
         return None
-    strays = [LeftOut("file", name, reason) for name in names if (reason := _stray_reason(name))]
-    stray_names = {stray.name for stray in strays}
-    models = _group([name for name in names if name not in stray_names])
+    reasons = {name: reason for name in names if (reason := _stray_reason(name))}
+    models = _group([name for name in names if name not in reasons])
+    if 1 < len(models) <= _MAX_LOOKED_INTO and place.roots is not None:  # on the hub names alone are looked at
+        kinds = {model: reason for model in models if (reason := _stray_kind(place, model))}
+        models = [model for model in models if model not in kinds] or models
+        reasons |= {shard: kinds[model] for model in kinds if model not in models for shard in _set_of(model, names)}
     if not models:
-        models, strays = _group(names), []
+        models, reasons = _group(names), {}
     if len(models) != 1:
         found = ", ".join(map(printable, models[:_MAX_NAMED])) + (", …" if len(models) > _MAX_NAMED else "")
         raise CheckpointError(place.folder, "folder", f"holds {len(models)} GGUF models ({found}), name one of them")
-    return _complete_set(place.folder, models[0]), tuple(strays)
+    strays = (LeftOut("file", name, reasons[name]) for name in sorted(reasons))
+    return _complete_set(place.folder, models[0]), (*strays, *copies)
 
 
 def _is_gguf_name(name: str) -> bool:
     return name.lower().endswith(_SUFFIX)
-
-
-def _list_names(folder: Path) -> list[str]:
-    names = (entry.name for entry in folder.iterdir())
-    return sorted(name for name in names if _is_gguf_name(name) and name != GGUF_METADATA_NAME)
 
 
 def is_shard_name(name: str) -> bool:
@@ -71,6 +89,26 @@ def is_shard_name(name: str) -> bool:
 
 def _stray_reason(name: str) -> str | None:
     return next((reason for pattern, reason in _STRAYS if pattern.match(name.lower())), None)
+
+
+def _stray_kind(place: Place, name: str) -> str | None:
+    """Return what a file is instead of a model, by its metadata; None if it is one, or broken."""
+    try:
+        kinds = read_gguf_kinds(place.open_file(name))
+    except CheckpointError:  # said when it is opened
+        return None
+    return next((_STRAY_KINDS[kind] for kind in kinds if kind in _STRAY_KINDS), None)
+
+
+def _set_of(name: str, names: list[str]) -> list[str]:
+    """Return those of `names` that are in the set of a file."""
+    match = _parse_shard(name)
+    key = (match["stem"], match["count"]) if match else None
+    return [
+        other
+        for other in names
+        if other == name or (key and (found := _parse_shard(other)) and (found["stem"], found["count"]) == key)
+    ]
 
 
 def _group(names: list[str]) -> list[str]:

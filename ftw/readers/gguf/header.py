@@ -43,14 +43,13 @@ from ftw.errors import CheckpointError
 from ftw.files import find_impostor, short_repr
 from ftw.ggml_types import ggml_types, unknown_type
 from ftw.readers.gguf.cursor import Cursor
-from ftw.readers.gguf.metadata import ALIGNMENT_KEY, MIN_ENTRY_NBYTES, read_metadata, read_name
-from ftw.readers.tensor_budget import TENSOR_NBYTES
+from ftw.readers.gguf.metadata import ALIGNMENT_KEY, ARCHITECTURE_KEY, MIN_ENTRY_NBYTES, read_metadata, read_name
+from ftw.readers.tensor_budget import TENSOR_NBYTES, TensorBudget
 
 if TYPE_CHECKING:
     from ftw.files import WeightFile
     from ftw.ggml_types import GgmlType
     from ftw.readers.gguf.metadata import ValueType
-    from ftw.readers.tensor_budget import TensorBudget
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -58,6 +57,8 @@ _MIN_NBYTES = 4 + 4 + 8 + 8
 _MIN_TENSOR_NBYTES = 8 + 1 + 4 + 4 + 8
 _MAX_DIMENSIONS = 4
 _MAX_NAME_NBYTES = 63  # ggml keeps names in 64 bytes, with a zero at the end
+_TYPE_KEY = "general.type"  # "model", "mmproj", "adapter" or "imatrix"
+_MAX_FIRST_KEYS = 16  # what a file is stands among the first of them
 MAX_TENSORS = 1 << 17  # of a model; those with the most have 3,000, since experts are stacked
 
 
@@ -103,9 +104,7 @@ def read_gguf_header(file: WeightFile, budget: TensorBudget) -> GgufHeader:
     """
     byte_order, version = _read_magic(file)
     cursor = Cursor(file, byte_order, len(MAGIC) + 4, most=budget.nbytes_left)
-    num_tensors, num_keys = cursor.unpack("QQ")
-    cursor.check_count("the number of keys", num_keys, MIN_ENTRY_NBYTES)
-    cursor.check_count("the number of tensors", num_tensors, _MIN_TENSOR_NBYTES)
+    num_tensors, num_keys = _read_counts(cursor)
     if num_tensors > MAX_TENSORS:
         raise cursor.error(f"the number of tensors is {num_tensors}, at most {MAX_TENSORS} are allowed")
     metadata = read_metadata(cursor, num_keys, budget)
@@ -113,6 +112,26 @@ def read_gguf_header(file: WeightFile, budget: TensorBudget) -> GgufHeader:
     tensors = _read_tensors(cursor, num_tensors, budget)
     alignment = metadata.values.get(ALIGNMENT_KEY)
     return GgufHeader(byte_order, version, *metadata, tensors, metadata_end, cursor.position, alignment)
+
+
+def read_gguf_kinds(file: WeightFile) -> tuple[str, ...]:
+    """Return the architecture of one file and its general.type, as far as its first key-values say them.
+
+    Raises:
+        CheckpointError: They break the format.
+    """
+    byte_order, _ = _read_magic(file)
+    cursor = Cursor(file, byte_order, len(MAGIC) + 4)
+    _, num_keys = _read_counts(cursor)
+    values = read_metadata(cursor, min(num_keys, _MAX_FIRST_KEYS), TensorBudget()).values
+    return tuple(value for key in (ARCHITECTURE_KEY, _TYPE_KEY) if isinstance(value := values.get(key), str))
+
+
+def _read_counts(cursor: Cursor) -> tuple[int, int]:
+    num_tensors, num_keys = cursor.unpack("QQ")
+    cursor.check_count("the number of keys", num_keys, MIN_ENTRY_NBYTES)
+    cursor.check_count("the number of tensors", num_tensors, _MIN_TENSOR_NBYTES)
+    return num_tensors, num_keys
 
 
 def _read_magic(file: WeightFile) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from ftw.files import short_repr
 from ftw.readers.base import Found
 from ftw.readers.gguf.byte_order import read_block_orders
 from ftw.readers.gguf.files import choose_files, is_shard_name
-from ftw.readers.gguf.header import MAX_TENSORS, read_gguf_header
+from ftw.readers.gguf.header import MAGIC, MAX_TENSORS, read_gguf_header
 from ftw.readers.gguf.metadata import ALIGNMENT_KEY, ARCHITECTURE_KEY, ValueType
 from ftw.readers.gguf.metadata_copy import metadata_copy
 from ftw.readers.tensor_budget import TensorBudget
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ftw.files import WeightFile
     from ftw.hub import Place
-    from ftw.readers.base import DerivedFile
+    from ftw.readers.base import DerivedFile, FileHead
     from ftw.readers.gguf.header import GgufHeader, RawTensor
 
 DEFAULT_ALIGNMENT = 32
@@ -70,12 +70,12 @@ class GgufReader:
                 self._add(tensor, file)
         self._check_embedding()
         self._block_orders: dict[str, tuple[int, ...] | None] = {}
-        self.warnings: tuple[str, ...] = ()
+        self.warnings = found.warnings
         self.problems: tuple[CheckpointError, ...] = ()
         if self.byte_order == ">":
             by_name = dict(zip(found.files, self.files, strict=True))
             self._block_orders, warning = read_block_orders(self.tensors.values(), by_name)
-            self.warnings = (warning,) if warning else ()
+            self.warnings += (warning,) if warning else ()
 
     @staticmethod
     def find(place: Place) -> Found | None:
@@ -89,6 +89,12 @@ class GgufReader:
             return None
         names, left_out = chosen
         return Found(GgufReader.format, GgufReader, tuple(names), is_listed=True, left_out=left_out)
+
+    @staticmethod
+    def recognise(file: FileHead) -> Found | None:
+        """Return a file by its magic."""
+        is_one = file.first.startswith(MAGIC)
+        return Found(GgufReader.format, GgufReader, (file.name,), is_listed=True) if is_one else None
 
     def extents(self, tensor: TensorInfo) -> tuple[Extent, ...]:
         """Return where the bytes of one of `tensors` lie: always one run."""
