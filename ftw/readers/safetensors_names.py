@@ -19,15 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 AN_ADAPTER = "an adapter, not the model"
-# What lies beside the weights of a model and is no part of it.
 _STATE = "a state of training, not the model"
+# What lies beside the weights of a model and is no part of it.
 _NO_PART = (
     (re.compile(r"(adapter_model|pytorch_lora_weights).*|([0-9]+_)?adapters([-_.].*)?", re.DOTALL), AN_ADAPTER),
     (re.compile(r"consolidated.*", re.DOTALL), "another copy of the weights"),
-    (
-        re.compile(r"(optimizer|scheduler|random_states|scaler)([-_.].*)?", re.DOTALL),
-        "a state of training, not the model",
-    ),
+    (re.compile(r"(optimizer|scheduler|random_states|scaler)([-_.].*)?", re.DOTALL), _STATE),
 )
 # Files of one rank: the number of the rank, and how many there are where the name tells.
 _OF_A_RANK = (

@@ -171,20 +171,16 @@ def test_adapter_that_nobody_applies_is_told(qwen3: Saved, caplog: pytest.LogCap
     ("change", "words"),
     [
         (
-            lambda folder: (
-                other_weights("other.safetensors")(folder),
-                config(transformers_weights="other.safetensors")(folder),
-            ),
-            "transformers_weights: found 'other.safetensors', which from_pretrained would load instead",
+            config(transformers_weights="../qwen3/model.safetensors"),
+            "file name '../qwen3/model.safetensors', a path of",
         ),
-        (config(transformers_weights="../qwen3/model.safetensors"), "found '../qwen3/model.safetensors', which"),
         (config(transformers_weights=3), "transformers_weights: found 3, which"),
         (
             lambda folder: other_weights("shard-00001-model-00001-of-00001.safetensors")(folder),
             "weights: found weights that ranks saved",
         ),
     ],
-    ids=["named", "outside", "number", "ranks"],
+    ids=["outside", "number", "ranks"],
 )
 def test_folder_of_other_weights_is_refused(qwen3: Saved, change: Callable[[Path], None], words: str) -> None:
     change(qwen3.folder)
@@ -206,6 +202,11 @@ def test_file_of_weights_that_config_names_can_be_the_source(qwen3: Saved) -> No
     other_weights("other.safetensors")(qwen3.folder)
     config(transformers_weights="other.safetensors")(qwen3.folder)
     assert_same_weights(load(qwen3.folder / "other.safetensors"), qwen3.load())
+    assert_same_weights(load(qwen3.folder), qwen3.load())
+    with pytest.raises(
+        ftw.CheckpointError, match=r"found 'other\.safetensors', which from_pretrained would load instead"
+    ):
+        load(qwen3.folder / "model.safetensors")
 
 
 def test_config_is_the_one_that_was_judged(qwen3: Saved, monkeypatch: pytest.MonkeyPatch) -> None:

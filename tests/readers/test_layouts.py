@@ -151,11 +151,11 @@ LOOKED_UP = {
         (), (), "is missing",
     ),
     "deepseek's own converter": Layout(
-        {"model0-mp2.safetensors": weights("t"), "model1-mp2.safetensors": weights("t")}, (), (), "no index says which"
+        {"model0-mp2.safetensors": weights("t"), "model1-mp2.safetensors": weights("t")}, (), (), "one rank's part"
     ),
     "vllm, sharded state": Layout(
         {**CONFIG, "model-rank-0-part-0.safetensors": weights("t"), "model-rank-1-part-0.safetensors": weights("t")},
-        (), (), "no index says which",
+        (), (), "one rank's part",
     ),
 }  # fmt: skip
 LAYOUTS = {**WRITTEN, **LOOKED_UP}

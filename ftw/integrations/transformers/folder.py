@@ -2,7 +2,7 @@
 
     adapter_config.json         an adapter, which it applies if PEFT is installed
     shard-00001-model-….…       weights that ranks saved, which it takes instead of all others
-    transformers_weights        of config.json: a file of weights, instead of the usual one
+    transformers_weights        of config.json: a file of weights, where another one was named as the source
     extra_files                 of the configuration's class: further files of weights
 
 None of these is loaded here, so each is refused.
@@ -35,7 +35,7 @@ _log = logging.getLogger("ftw")
 
 CONFIG_NAME = "config.json"
 _ADAPTER_NAME = "adapter_config.json"
-_INDEX_NAME = "model.safetensors.index.json"
+_INDEX_SUFFIX = ".safetensors.index.json"
 _OTHER_CONFIGS = "configuration_files"  # of config.json: names of those for certain releases of transformers
 
 
@@ -65,7 +65,8 @@ def check_weight_files(checkpoint: Checkpoint, config: Any) -> None:
         return
     opened = [file.path.relative_to(folder).as_posix() for file in checkpoint.files]
     named = getattr(config, "transformers_weights", None)
-    if named is not None and named != (opened[0] if len(opened) == 1 else _INDEX_NAME):
+    is_taken = isinstance(named, str) and (named in opened or named.endswith(_INDEX_SUFFIX))
+    if named is not None and not is_taken:
         problem = f"found {printable(repr(named))}, which from_pretrained would load instead of {printable(opened[0])}"
         raise CheckpointError(folder / CONFIG_NAME, "transformers_weights", f"{problem}; name that file as the source")
     if is_sharded_checkpoint is not None and is_sharded_checkpoint(folder):
