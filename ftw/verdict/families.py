@@ -109,7 +109,7 @@ FLAG_IN_TEXT_IF_ABSENT = frozenset(["perception_lm"])
 FLAG_FORCED = frozenset(["longt5", "mt5", "t5", "udop", "umt5", "vilt"])
 FLAG_WITHOUT_EFFECT = frozenset(
     """
-    audioflamingo3 bailing_hybrid cpmant csm flava glm_image inkling2 inkling2_loop inkling_mm_model kimi_linear luke
+    audioflamingo3 bailing_hybrid cpmant glm_image inkling2 inkling2_loop inkling_mm_model kimi_linear luke
     mllama mllama_text_model molmo2 moshi nemotron_h qwen2_audio reformer rembert t5gemma voxtral xlstm
     """.split()
 )

@@ -83,7 +83,7 @@ def _read_v5(config: ModelConfig, part: ConfigPart) -> _Reading:
     flags = _flags_of(part)
     if part.model_type in families.FLAG_FORCED:
         return _Reading(True, flags, f"{part.model_type} always ties by {TIE_KEY}", is_forced=True)
-    if part.model_type in families.FLAG_WITHOUT_EFFECT:
+    if part.model_type in families.FLAG_WITHOUT_EFFECT or part.model_type in families.NEVER_TIED:
         return _Reading(False, flags, f"{part.model_type} does not tie by {TIE_KEY}")
     inner = _part_below(config, part, families.FLAG_IN_PART.get(part.model_type or ""))
     if inner is not None:

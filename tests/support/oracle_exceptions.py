@@ -22,7 +22,6 @@ CANNOT_BUILD = {
     "Nemotron3_5TranscribeModel": "its chunks have to fit its own default",
     "PerceptionLMForConditionalGeneration": "needs timm",
     "PerceptionLMModel": "needs timm",
-    "Qwen3OmniMoeForConditionalGeneration": "its talker lacks a value that its default does not have",
     "T5GemmaEncoderModel": "refuses the default, which is an encoder-decoder",
     "VibeVoiceAsrForConditionalGeneration": "its chunks have to fit the hops of its tokenizer",
     "VibeVoiceAsrModel": "its chunks have to fit the hops of its tokenizer",
@@ -30,7 +29,6 @@ CANNOT_BUILD = {
 
 # Classes whose fixed parts take seconds to build.
 TOO_LARGE = {
-    "Qwen2_5OmniForConditionalGeneration": "its vocoder's widths are fixed: 116 million parameters",
     "VibeVoiceForConditionalGeneration": "its tokenizers' widths are fixed: a billion parameters",
 }
 
@@ -45,7 +43,7 @@ READ_WHOLE = {
 }
 
 _ALWAYS = ("absent", "true", "false", "stripped")
-_ALWAYS_BASE = ("absent", "true", "false")
+_ALWAYS_BASE = ("true", "false")
 _V4 = "transformers 4 shares the two weights by the same flag"
 _REMOTE = "older remote code runs under transformers 4, which shares the two weights by the same flag"
 _V5_ALONE = "transformers 5 ignores a flag of true, and code for transformers 4 would share the two weights by it"
