@@ -115,9 +115,9 @@ FLAG_WITHOUT_EFFECT = frozenset(
 )
 
 # Families that no release ties: their heads have weights of their own, or map to other tokens than the table's.
-NEVER_TIED = frozenset(["clvp_decoder", "csm", "dia", "flava", "qwen2_5_omni_talker", "rembert"])
+NEVER_TIED = frozenset("bark clvp_decoder coarse_acoustics csm dia flava qwen2_5_omni_talker rembert semantic".split())
 # Encoder-decoders whose LM head shares the decoder's table at most: one that the encoder has for itself is free.
-ENCODER_TABLE_FREE = frozenset(["encoder-decoder", "fsmt", "t5gemma"])
+ENCODER_TABLE_FREE = frozenset(["blip", "encoder-decoder", "fsmt", "t5gemma"])
 # Models that compute with the whole of their decoder's table: DiffusionGemma's self-conditioning multiplies by it.
 DECODER_TABLE_READ_WHOLE = frozenset(["diffusion_gemma"])
 

@@ -166,12 +166,17 @@ def _is_encoders_alone(
 ) -> bool:
     """Return whether a table is the encoder's alone, in a family whose LM head shares the decoder's at most."""
     config = checkpoint.config
-    if config.model_type not in families.ENCODER_TABLE_FREE or "encoder" not in table.path.split("."):
+    if config.model_type not in families.ENCODER_TABLE_FREE or not _is_on_side(table, "encoder"):
         return False
     if config.raw.get("tie_encoder_decoder") or (config.model_type == "fsmt" and claim.has_tie):
         return False
-    others = (other for other in tables if "decoder" in other.path.split("."))
+    others = (other for other in tables if _is_on_side(other, "decoder"))
     return any(not _equal_modules(checkpoint, table, other, equality) for other in others)
+
+
+def _is_on_side(table: StoredModule, side: str) -> bool:
+    """Return whether a table is the encoder's or the decoder's; BLIP has a `text_encoder` and a `text_decoder`."""
+    return not {side, f"text_{side}"}.isdisjoint(table.path.split("."))
 
 
 def _could_be_shared(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:

@@ -36,38 +36,36 @@ _TEXT_FLAG_COUNTS = families.FLAG_AT_TOP_OR_IN_TEXT | set(families.FLAG_IN_PART)
 class Flags(NamedTuple):
     """How the tie flag is set in a configuration.
 
-    `stripped` takes it out of the saved file, `renamed` sets it there under the other name that the family has for it.
+    `stripped` takes it out of the saved file; `renamed` puts it there under the other name that the family has for it,
+    and the opposite under the usual one.
     """
 
     top: bool | None = None
     text: bool | None = None
     stripped: bool = False
-    renamed: bool | None = None
+    renamed: bool = False
 
     @property
     def id(self) -> str:
         if self.stripped:
             return "stripped"
-        if self.renamed is not None:
-            return f"renamed-{str(self.renamed).lower()}"
         top = {None: "absent", True: "true", False: "false"}[self.top]
+        if self.renamed:
+            return f"renamed-{top}"
         return top if self.text is None else f"{top}-text_{str(self.text).lower()}"
 
 
 _FLAGS = (Flags(), Flags(top=True), Flags(top=False), Flags(stripped=True))
 _TEXT_FLAGS = (Flags(text=True), Flags(text=False), Flags(top=False, text=True), Flags(top=True, text=False))
-# Against the flag under its usual name.
-_RENAMED = (Flags(top=False, renamed=True), Flags(top=True, renamed=False))
+_RENAMED = (Flags(top=True, renamed=True), Flags(top=False, renamed=True))
 
 
 def _flags_of(name: str, family: str) -> tuple[Flags, ...]:
     """Return how the flag of a class is set; that of one without an LM head says nothing, wherever it is."""
-    if name in OTHERS and family not in _TEXT_FLAG_COUNTS:
-        return (Flags(top=True), Flags(top=False))
-    if name.endswith("Model"):
-        return (Flags(top=True), Flags(top=False), *(_TEXT_FLAGS if family in _TEXT_FLAG_COUNTS else ()))
-    has_text = family in _TEXT_FLAG_COUNTS and name not in _TEXT_ONLY
-    return (*_FLAGS, *(_TEXT_FLAGS if has_text else ()), *(_RENAMED if family in families.FLAG_NAMES else ()))
+    text = _TEXT_FLAGS if family in _TEXT_FLAG_COUNTS and name not in _TEXT_ONLY else ()
+    if name in OTHERS or name.endswith("Model"):
+        return (Flags(top=True), Flags(top=False), *text)
+    return (*_FLAGS, *text, *(_RENAMED if family in families.FLAG_NAMES else ()))
 
 
 CASES = [
@@ -188,8 +186,9 @@ def observe(name: str, flags: Flags, folder: Path) -> Observed:
     model.to(torch.bfloat16).save_pretrained(folder)
     if flags.stripped:
         _rewrite(folder / "config.json", _without_flags)
-    if flags.renamed is not None:
-        _rewrite(folder / "config.json", lambda config: {**config, "tie_embedding": flags.renamed})
+    if flags.renamed:
+        changed = {"tie_embedding": flags.top, TIE_KEY: not flags.top}
+        _rewrite(folder / "config.json", lambda config: config | changed)
     if name.startswith("Qwen2_5Omni"):
         torch.save({}, folder / "spk_dict.pt")  # the voices of its talker, which it asks for without one, too
     model = model_class.from_pretrained(folder)
