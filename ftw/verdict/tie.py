@@ -104,7 +104,7 @@ def _judge_shared(
         return Tie(True, "tied", evidence, f"tied to the LM head; {name} is an identical copy of {nbytes} bytes")
     if equal:
         return Tie(False, "ok", evidence, f"untied: {claim.words}, though {name} holds the same bytes")
-    if claim.contradicts_two_weights and config.is_present and _could_be_shared(checkpoint, table, head):
+    if claim.contradicts_two_weights and config.is_present and _could_be_shared(checkpoint, claim, table, head):
         claimed = ", ".join(word for word in claim.evidence if not word.endswith("=false"))
         detail = f"a tie is claimed by {claimed or claim.words}, but {name} is stored with other bytes"
         return Tie(None, "tie_conflict", evidence, detail)
@@ -120,9 +120,9 @@ def _judge_shared(
 def _judge_without_head(checkpoint: Checkpoint, table: StoredModule, claim: TieClaim) -> Tie:
     config, name = checkpoint.config, families.class_with_head(checkpoint.config)
     evidence = (*claim.evidence, "no LM head stored")
-    if config.model_type in families.NEVER_TIED:
-        own = (f"family:{config.model_type}", "no LM head stored")
-        return Tie(False, "ok", own, f"untied: no head of {config.model_type} shares its table")
+    if claim.family in families.NEVER_TIED:
+        own = (f"family:{claim.family}", "no LM head stored")
+        return Tie(False, "ok", own, f"untied: no head of {claim.family} shares its table")
     if not config.is_present:
         why = "is not read" if config.is_unread else "is not there"
         return Tie(None, "tied", evidence, f"no LM head is stored, and config.json, which may say it has none, {why}")
@@ -179,9 +179,9 @@ def _is_on_side(table: StoredModule, side: str) -> bool:
     return not {side, f"text_{side}"}.isdisjoint(table.path.split("."))
 
 
-def _could_be_shared(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:
+def _could_be_shared(checkpoint: Checkpoint, claim: TieClaim, table: StoredModule, head: StoredModule) -> bool:
     """Return whether a release shares two stored weights; where 5 never ties, another shape makes 4 refuse the file."""
-    if checkpoint.config.model_type not in families.FLAG_WITHOUT_EFFECT:
+    if claim.family not in families.FLAG_WITHOUT_EFFECT:
         return True
     rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
     return rows is None or outputs is None or rows.shape == outputs.shape
