@@ -109,15 +109,15 @@ FLAG_IN_TEXT_IF_ABSENT = frozenset(["perception_lm"])
 FLAG_FORCED = frozenset(["longt5", "mt5", "t5", "udop", "umt5", "vilt"])
 FLAG_WITHOUT_EFFECT = frozenset(
     """
-    audioflamingo3 bailing_hybrid cpmant csm flava glm_image inkling2 inkling2_loop inkling_mm_model kimi_linear luke
+    audioflamingo3 bailing_hybrid cpmant glm_image inkling2 inkling2_loop inkling_mm_model kimi_linear luke
     mllama mllama_text_model molmo2 moshi nemotron_h qwen2_audio reformer rembert t5gemma voxtral xlstm
     """.split()
 )
 
 # Families that no release ties: their heads have weights of their own, or map to other tokens than the table's.
-NEVER_TIED = frozenset(["clvp_decoder", "csm", "dia", "flava", "qwen2_5_omni_talker", "rembert"])
+NEVER_TIED = frozenset("bark clvp_decoder coarse_acoustics csm dia flava qwen2_5_omni_talker rembert semantic".split())
 # Encoder-decoders whose LM head shares the decoder's table at most: one that the encoder has for itself is free.
-ENCODER_TABLE_FREE = frozenset(["encoder-decoder", "fsmt", "t5gemma"])
+ENCODER_TABLE_FREE = frozenset(["blip", "encoder-decoder", "fsmt", "t5gemma"])
 # Those of which it is free where the configuration says that the two sides have vocabularies of their own.
 ENCODER_TABLE_FREE_IF_NOT_SHARED = frozenset(["marian"])
 SHARED_VOCABULARY_KEY = "share_encoder_decoder_embeddings"

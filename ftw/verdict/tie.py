@@ -109,7 +109,7 @@ def _judge_shared(
         return Tie(True, "tied", evidence, f"tied to the LM head; {name} is an identical copy of {nbytes} bytes")
     if equal:
         return Tie(False, "ok", evidence, f"untied: {claim.words}, though {name} holds the same bytes")
-    if claim.contradicts_two_weights and config.is_present and _could_be_shared(checkpoint, table, head):
+    if claim.contradicts_two_weights and config.is_present and _could_be_shared(checkpoint, claim, table, head):
         claimed = ", ".join(word for word in claim.evidence if not word.endswith("=false"))
         detail = f"a tie is claimed by {claimed or claim.words}, but {name} is stored with other bytes"
         return Tie(None, "tie_conflict", evidence, detail)
@@ -126,9 +126,9 @@ def _judge_without_head(
     checkpoint: Checkpoint, table: StoredModule, claim: TieClaim, unplaced: list[StoredModule]
 ) -> Tie:
     config, name = checkpoint.config, families.class_with_head(checkpoint.config)
-    if config.model_type in families.NEVER_TIED:
-        own = (f"family:{config.model_type}", "no LM head stored")
-        return Tie(False, "ok", own, f"untied: no head of {config.model_type} shares its table")
+    if claim.family in families.NEVER_TIED:
+        own = (f"family:{claim.family}", "no LM head stored")
+        return Tie(False, "ok", own, f"untied: no head of {claim.family} shares its table")
     if name is None and config.architectures:
         return _judge_headless(checkpoint, table)
     if unplaced:
@@ -189,17 +189,22 @@ def _is_encoders_alone(
     is_free = config.model_type in families.ENCODER_TABLE_FREE or (
         config.model_type in families.ENCODER_TABLE_FREE_IF_NOT_SHARED and has_two_vocabularies
     )
-    if not is_free or "encoder" not in table.path.split("."):
+    if not is_free or not _is_on_side(table, "encoder"):
         return False
     if config.raw.get("tie_encoder_decoder") or (config.model_type == "fsmt" and claim.has_tie):
         return False
-    others = (other for other in tables if "decoder" in other.path.split("."))
+    others = (other for other in tables if _is_on_side(other, "decoder"))
     return any(not _equal_modules(checkpoint, table, other, equality) for other in others)
 
 
-def _could_be_shared(checkpoint: Checkpoint, table: StoredModule, head: StoredModule) -> bool:
+def _is_on_side(table: StoredModule, side: str) -> bool:
+    """Return whether a table is the encoder's or the decoder's; BLIP has a `text_encoder` and a `text_decoder`."""
+    return not {side, f"text_{side}"}.isdisjoint(table.path.split("."))
+
+
+def _could_be_shared(checkpoint: Checkpoint, claim: TieClaim, table: StoredModule, head: StoredModule) -> bool:
     """Return whether a release shares two stored weights; where 5 never ties, another shape makes 4 refuse the file."""
-    if checkpoint.config.model_type not in families.FLAG_WITHOUT_EFFECT:
+    if claim.family not in families.FLAG_WITHOUT_EFFECT:
         return True
     rows, outputs = (checkpoint.tensors.get(module.tensors.get("weight", "")) for module in (table, head))
     return rows is None or outputs is None or rows.shape == outputs.shape

@@ -29,6 +29,7 @@ class TieClaim(NamedTuple):
         v4: Whether transformers 4 does.
         is_stated: Whether a flag in the configuration says so, not a default alone.
         contradicts_two_weights: Whether an LM head with other bytes contradicts it.
+        family: Of the part whose class has the LM head.
         evidence: The flags, or the default that counts instead.
         words: What decides, for people.
     """
@@ -37,6 +38,7 @@ class TieClaim(NamedTuple):
     v4: bool
     is_stated: bool
     contradicts_two_weights: bool
+    family: str | None
     evidence: tuple[str, ...]
     words: str
 
@@ -58,13 +60,14 @@ class _Reading(NamedTuple):
 def read_claim(config: ModelConfig) -> TieClaim:
     """Read what a configuration claims about the tie."""
     if not config.parts:
-        return TieClaim(v5=False, v4=True, is_stated=False, contradicts_two_weights=False,
+        return TieClaim(v5=False, v4=True, is_stated=False, contradicts_two_weights=False, family=None,
                         evidence=("no config.json",), words=f"there is no config.json with {TIE_KEY}")  # fmt: skip
     top = config.parts[0]
     reading, inner = _read_v5(config, top), _inner_flags(config)
     text_type = config.text_model_type if config.text_path else top.model_type
     v4 = any(flag.value for flag in inner) if inner else _default(text_type, unknown=True)
-    if top.model_type in families.NEVER_TIED:
+    family = _owner(config, top).model_type
+    if family in families.NEVER_TIED:
         v4 = False
     if not reading.flags:
         contradicts = v4 and (reading.value or bool(inner))
@@ -75,7 +78,7 @@ def read_claim(config: ModelConfig) -> TieClaim:
     words = _flag_words(inner) if inner and not reading.flags and not reading.is_forced else reading.words
     evidence = _evidence(config)
     is_stated = any(flag.value for flag in (*reading.flags, *inner)) and (reading.value or v4)
-    return TieClaim(reading.value, v4, is_stated, contradicts, evidence, words)
+    return TieClaim(reading.value, v4, is_stated, contradicts, family, evidence, words)
 
 
 def _read_v5(config: ModelConfig, part: ConfigPart) -> _Reading:
@@ -83,7 +86,7 @@ def _read_v5(config: ModelConfig, part: ConfigPart) -> _Reading:
     flags = _flags_of(part)
     if part.model_type in families.FLAG_FORCED:
         return _Reading(True, flags, f"{part.model_type} always ties by {TIE_KEY}", is_forced=True)
-    if part.model_type in families.FLAG_WITHOUT_EFFECT:
+    if part.model_type in families.FLAG_WITHOUT_EFFECT or part.model_type in families.NEVER_TIED:
         return _Reading(False, flags, f"{part.model_type} does not tie by {TIE_KEY}")
     inner = _part_below(config, part, families.FLAG_IN_PART.get(part.model_type or ""))
     if inner is not None:

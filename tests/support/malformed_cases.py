@@ -236,6 +236,7 @@ CONFIG_OTHERS = {
     "integer of 5000 digits": '{"x":' + "9" * 5000 + "}",
     "half a surrogate pair": '{"x":"\\ud800"}',
     "no value": '{"x":}',
+    "of too many parts": json.dumps({f"part{number}": {"tie_word_embeddings": True} for number in range(300)}),
 }
 # Opened, since their bytes lie where the headers say, and refused where somebody asks for their tables.
 UNJUDGED: dict[str, Callable[[Path], Path]] = {

@@ -185,6 +185,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 # What a model needs besides, by its own class.
 MODEL_OVERRIDES: dict[str, dict[str, Any]] = {
+    "Qwen2_5OmniForConditionalGeneration": {"enable_audio_output": False},  # its vocoder has 116 million parameters
+    "Qwen3OmniMoeForConditionalGeneration": {"enable_audio_output": False},  # its talker's default cannot be built
     "ReformerModelWithLMHead": {"is_decoder": True},
 }
 
@@ -194,6 +196,21 @@ _WITH_WORDS = (
     "TEXT_ENCODING", "RETRIEVAL",
 )  # fmt: skip
 _MORE_FAMILIES = {"bert-generation", "dpr", "higgs_audio_v2"}
+# Of other tables: classes that look words up for other ends, and parts of models, alone.
+OTHERS = {
+    "BarkCausalModel": "bark", "BarkFineModel": "fine_acoustics", "BlipForConditionalGeneration": "blip",
+    "BlipForImageTextRetrieval": "blip", "BlipForQuestionAnswering": "blip",
+    "BertGenerationDecoder": "bert-generation", "CLIPSegForImageSegmentation": "clipseg", "ClvpDecoder": "clvp_decoder",
+    "ClvpEncoder": "clvp_encoder", "ClvpForCausalLM": "clvp_decoder",
+    "CsmDepthDecoderForCausalLM": "csm_depth_decoder_model", "DiaForConditionalGeneration": "dia",
+    "FlaubertForQuestionAnsweringSimple": "flaubert", "FlavaForPreTraining": "flava",
+    "NeoMMEForRetrieval": "neomme", "PerceiverForSequenceClassification": "perceiver",
+    "ProphetNetDecoder": "prophetnet", "ProphetNetEncoder": "prophetnet",
+    "Qwen2_5OmniTalkerForConditionalGeneration": "qwen2_5_omni_talker",
+    "SpeechT5ForTextToSpeech": "speecht5", "ViltForImageAndTextRetrieval": "vilt",
+    "VisualBertForVisualReasoning": "visual_bert", "XLMForQuestionAnsweringSimple": "xlm",
+    "XLNetForQuestionAnsweringSimple": "xlnet",
+}  # fmt: skip
 _CLASSIFIERS = (
     "albert",
     "bert",
@@ -223,7 +240,7 @@ def classes() -> dict[str, str]:
         _add(found, {family: names for family, names in mapping.items() if family in families | _MORE_FAMILIES})
     classifiers = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     _add(found, {family: classifiers[family] for family in _CLASSIFIERS})
-    return dict(sorted(found.items()))
+    return dict(sorted({**OTHERS, **found}.items()))
 
 
 def _add(found: dict[str, str], mapping: Mapping[str, str | tuple[str, ...]]) -> None:

@@ -3,7 +3,9 @@
 import importlib
 import json
 import pkgutil
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from places import DATA
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import logging
 
+from ftw.checkpoint import TIE_KEY
 from ftw.verdict import families
 
 NAMES = json.loads((DATA / "names.json").read_text())
@@ -108,6 +111,11 @@ def test_class_with_a_head_is_not_headless() -> None:
         ("RagModel", "rag"),
         ("BlipForQuestionAnswering", "blip"),
         ("ShieldGemma2ForImageClassification", "shieldgemma2"),
+        ("BertGenerationDecoder", "bert-generation"),
+        ("VisualBertForRegionToPhraseAlignment", "visual_bert"),
+        ("ColQwen2", "qwen2_vl"),  # of colpali-engine: some of its releases have a language model inside
+        ("SomebodysDecoder", "somebodys"),
+        ("SeamlessM4TForTextToSpeech", "seamless_m4t"),
         ("InternVLChatModel", "internvl_chat"),
         ("InternVLChatModel", "internvl"),
         ("ChatGLMModel", "chatglm"),
@@ -150,11 +158,51 @@ def test_is_headless_says_no(architecture: str | None, model_type: str | None) -
         ("ElectraForPreTraining", "electra"),
         ("FunnelForPreTraining", "funnel"),
         ("LlamaBidirectionalForRewardModel", "llama"),
+        ("LlamaForRewardModelWithGating", "llama"),
+        ("Qwen2ForProcessRewardModel", "qwen2"),
+        ("HF_ColBERT", "bert"),
+        ("ColQwen2ForRetrieval", "colqwen2"),
+        ("ColPaliForRetrieval", "colpali"),
+        ("Qwen3VLForEmbedding", "qwen3_vl"),
+        ("NeoMMEForRetrieval", "neomme"),
+        ("BlipForImageTextRetrieval", "blip"),
+        ("CLIPSegForImageSegmentation", "clipseg"),
+        ("OwlViTForObjectDetection", "owlvit"),
+        ("FlavaForPreTraining", "flava"),
+        ("XLNetForQuestionAnsweringSimple", "xlnet"),
+        ("ProphetNetEncoder", "prophetnet"),
+        ("ProphetNetDecoder", "prophetnet"),
+        ("ClvpEncoder", "clvp_encoder"),
+        ("CsmDepthDecoderForCausalLM", "csm_depth_decoder_model"),
+        ("ViltForImageAndTextRetrieval", "vilt"),
+        ("VisualBertForVisualReasoning", "visual_bert"),
+        ("SpeechT5ForTextToSpeech", "speecht5"),
+        ("Qwen2_5OmniTalkerForConditionalGeneration", "qwen2_5_omni_talker"),
+        ("Qwen3OmniMoeTalkerForConditionalGeneration", "qwen3_omni_moe_talker"),
     ],
     ids=str,
 )
 def test_is_headless_says_yes(architecture: str, model_type: str | None) -> None:
     assert families.is_headless(architecture, model_type) is True
+
+
+_STATED = re.compile(r"\b(tie|tied|share|untie)_\w*(emb|weight|head|vocab)\w*")
+# Words of configuration classes that are like a tie flag's, and what they are about instead.
+_OF_OTHER_TIES = {
+    "share_bbox_head": "a detector's boxes",
+    "share_embedding": "PatchTST's patches",
+    "share_encoder_decoder_embeddings": "Marian's two tables of words",
+    "tie_codebooks_embeddings": "CSM's codebooks",
+}
+
+
+def test_every_name_of_a_tie_flag_in_transformers_is_known() -> None:
+    names: dict[str, set[str]] = {}
+    for path in Path(transformers.models.__path__[0]).glob("*/configuration_*.py"):
+        for match in _STATED.finditer(path.read_text(encoding="utf-8")):
+            names.setdefault(match[0], set()).add(path.parent.name)
+    assert set(names) == {TIE_KEY, "tie_embedding", *_OF_OTHER_TIES}
+    assert names["tie_embedding"] == set(families.FLAG_NAMES)
 
 
 def _config_classes() -> Iterator[type[Any]]:

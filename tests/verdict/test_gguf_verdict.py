@@ -188,10 +188,19 @@ def test_encoder_has_no_head(tmp_path: Path, architecture: str) -> None:
     assert report.verdict.token_embedding.detail == f"untied: {architecture} has no LM head"
 
 
-@pytest.mark.parametrize("architecture", ["gemma", "gemma3", "command-r", "bitnet", "t5", "llama", "never-heard-of"])
+@pytest.mark.parametrize("architecture", ["gemma", "gemma3", "command-r", "bitnet", "t5", "llama"])
 def test_any_other_architecture_has_a_head(tmp_path: Path, architecture: str) -> None:
     report = inspect(tmp_path, {TABLE: packed()}, architecture)
-    assert report.verdict.token_embedding.reason == "tied"
+    assert (report.verdict.token_embedding.reason, report.verdict.tied) == ("tied", True)
+
+
+def test_of_an_unknown_architecture_it_is_not_known_whether_it_has_a_head(tmp_path: Path) -> None:
+    report = inspect(tmp_path, {TABLE: packed()}, "never-heard-of")
+    assert (report.verdict.token_embedding.reason, report.verdict.tied) == ("tied", None)
+    words = "no LM head is stored, and whether the architecture never-heard-of has one is not known"
+    assert report.verdict.token_embedding.detail == words
+    (tmp_path / "m.gguf").unlink()
+    assert inspect(tmp_path, {TABLE: packed(), HEAD: packed(seed=1)}, "never-heard-of").verdict.tied is False
 
 
 def per_layer(folder: Path) -> Report:

@@ -122,10 +122,11 @@ def test_evidence_names_the_part_by_its_path(tmp_path: Path) -> None:
         ({"model_type": "perception_lm", "text_config": {"model_type": "llama", TIE: True}}, True),
         ({"model_type": "perception_lm", TIE: False, "text_config": {"model_type": "llama", TIE: True}}, False),
         ({"model_type": "shieldgemma2", TIE: False, "text_config": {"model_type": "gemma3_text", TIE: True}}, True),
+        ({"model_type": "encoder-decoder", "decoder": {"model_type": "rembert", TIE: True}}, False),
         ({"model_type": "csm", "tie_codebooks_embeddings": True, TIE: True}, False),
     ],
-    ids="t5 opt blip-text blip decoder-default decoder-false decoder-over-top decoder-true decoder-no_effect rag "
-    "perception perception-top shieldgemma csm".split(),
+    ids="t5 opt blip-text blip decoder-default decoder-false decoder-over-top decoder-true decoder-no_effect "
+    "rag perception perception-top shieldgemma decoder-never csm".split(),
 )
 def test_rule_of_a_part_is_that_of_its_family(config: dict[str, Any], v5: bool) -> None:
     assert read_claim(parse_model_config(config, Path("config.json"))).v5 is v5
@@ -243,3 +244,18 @@ def test_base_model_of_language_models_is_warned_of(
 def test_base_model_beside_a_head_is_not_warned_of(tmp_path: Path) -> None:
     config = llama_config(architectures=["LlamaModel"], tie_word_embeddings=False)
     assert judge(tmp_path, "different", config).verdict.warnings == ()
+
+
+@pytest.mark.parametrize("head", ["absent", "different", "equal"], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "csm", "tie_codebooks_embeddings": True},
+        {"model_type": "qwen2_5_omni_talker"},
+        {"model_type": "vision-encoder-decoder", "decoder": {"model_type": "rembert", TIE: True}},
+    ],
+    ids=["csm", "talker", "decoder"],
+)
+def test_family_that_never_ties_has_a_free_table(tmp_path: Path, head: str, config: dict[str, Any]) -> None:
+    config = {"architectures": ["OwnForCausalLM"], TIE: True, **config}
+    assert outcome(tmp_path, head, config) == ("ok", False)

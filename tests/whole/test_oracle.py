@@ -2,7 +2,9 @@
 
 A class is built with the tie flag left out, true and false, and once more with each flag taken out of the config.json
 that it saved, as transformers 4 leaves out a default. Where a family reads the flag in the text part, it is set there
-too. The reloaded model shows which table it looks tokens up in, and whether anything but lookups uses that weight.
+too, and where it has another name for it, under that name. The reloaded model shows which table it looks tokens up in,
+and whether anything but lookups uses that weight. Where it does not tell which table it is, every table that ftw names
+is looked for among its lookups.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import torch
 import transformers
 from inspecting import stored_bytes, tensor_bytes
 from oracle_exceptions import CANNOT_BUILD, READ_WHOLE, REFUSES_TRUE, SAFE_SIDE, TOO_LARGE
-from tiny_configs import TIE_KEY, classes, tiny_config
+from tiny_configs import OTHERS, TIE_KEY, classes, tiny_config
 from transformers.utils import logging
 
 import ftw
 from ftw.verdict import families
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 # Lookups that are no `torch.nn.Embedding`.
@@ -32,28 +34,45 @@ _TEXT_FLAG_COUNTS = families.FLAG_AT_TOP_OR_IN_TEXT | set(families.FLAG_IN_PART)
 
 
 class Flags(NamedTuple):
-    """How the tie flag is set in a configuration; `stripped` takes it out of the saved file."""
+    """How the tie flag is set in a configuration.
+
+    `stripped` takes it out of the saved file; `renamed` puts it there under the other name that the family has for it,
+    and the opposite under the usual one.
+    """
 
     top: bool | None = None
     text: bool | None = None
     stripped: bool = False
+    renamed: bool = False
 
     @property
     def id(self) -> str:
         if self.stripped:
             return "stripped"
         top = {None: "absent", True: "true", False: "false"}[self.top]
+        if self.renamed:
+            return f"renamed-{top}"
         return top if self.text is None else f"{top}-text_{str(self.text).lower()}"
 
 
 _FLAGS = (Flags(), Flags(top=True), Flags(top=False), Flags(stripped=True))
 _TEXT_FLAGS = (Flags(text=True), Flags(text=False), Flags(top=False, text=True), Flags(top=True, text=False))
+_RENAMED = (Flags(top=True, renamed=True), Flags(top=False, renamed=True))
+
+
+def _flags_of(name: str, family: str) -> tuple[Flags, ...]:
+    """Return how the flag of a class is set; that of one without an LM head says nothing, wherever it is."""
+    text = _TEXT_FLAGS if family in _TEXT_FLAG_COUNTS and name not in _TEXT_ONLY else ()
+    if name in OTHERS or name.endswith("Model"):
+        return (Flags(top=True), Flags(top=False), *text)
+    return (*_FLAGS, *text, *(_RENAMED if family in families.FLAG_NAMES else ()))
+
+
 CASES = [
     (name, flags)
     for name, family in classes().items()
     if name not in CANNOT_BUILD and name not in TOO_LARGE
-    for flags in (*_FLAGS, *(_TEXT_FLAGS if family in _TEXT_FLAG_COUNTS and name not in _TEXT_ONLY else ()))
-    if not (flags.stripped and name.endswith("Model"))  # a base model's flag says nothing
+    for flags in _flags_of(name, family)
     if not (flags.top and name in REFUSES_TRUE)
 ]
 # Variants that compute with the whole table in ways that no shared weight shows: class, values, and what stays free.
@@ -70,6 +89,7 @@ class Observed(NamedTuple):
 
     Attributes:
         is_shared: Whether anything but lookups uses the table that it reads first; None where it has none, or several.
+        wrongly_kept: The tables that ftw calls tied although nothing but lookups uses them, of a class without a first.
         holds_table: Whether the tensor that ftw names holds that table.
         is_read_whole: Whether that tensor is one that its class computes with besides, by the list of exceptions.
         wrongly_eligible: The tables that ftw would let go although something else uses them.
@@ -79,6 +99,7 @@ class Observed(NamedTuple):
     holds_table: bool
     is_read_whole: bool
     wrongly_eligible: tuple[str, ...]
+    wrongly_kept: tuple[str, ...]
     report: ftw.Report
 
     @property
@@ -88,7 +109,7 @@ class Observed(NamedTuple):
         if self.wrongly_eligible:
             return f"wrongly eligible: {', '.join(self.wrongly_eligible)}"
         if self.is_shared is None:
-            return ""
+            return f"wrongly kept: {', '.join(self.wrongly_kept)}" if self.wrongly_kept else ""
         is_free = not self.is_shared and not self.is_read_whole
         if verdict.tied is not self.is_shared or verdict.token_embedding.eligible is not is_free:
             return f"shared: {self.is_shared}, called {verdict.token_embedding.reason}"
@@ -164,8 +185,12 @@ def observe(name: str, flags: Flags, folder: Path) -> Observed:
     model = model_class(tiny_config(name, flags.top, flags.text))
     model.to(torch.bfloat16).save_pretrained(folder)
     if flags.stripped:
-        path = folder / "config.json"
-        path.write_text(json.dumps(_without_flags(json.loads(path.read_text()))))
+        _rewrite(folder / "config.json", _without_flags)
+    if flags.renamed:
+        changed = {"tie_embedding": flags.top, TIE_KEY: not flags.top}
+        _rewrite(folder / "config.json", lambda config: config | changed)
+    if name.startswith("Qwen2_5Omni"):
+        torch.save({}, folder / "spk_dict.pt")  # the voices of its talker, which it asks for without one, too
     model = model_class.from_pretrained(folder)
     report = ftw.inspect(folder)
     weight = _table_that_is_read(model)
@@ -173,19 +198,30 @@ def observe(name: str, flags: Flags, folder: Path) -> Observed:
     with ftw.open_checkpoint(folder) as checkpoint:
         stored = {table.name: stored_bytes(checkpoint, table.name) for table in report.verdict.tables if table.rows}
     used = {tensor_bytes(other.detach()) for other in others if other.dim() == 2 and other.numel()}
+    looked_up = {tensor_bytes(module.weight.detach()) for module in model.modules() if _is_lookup(module)}
     table = report.verdict.token_embedding
     part, _ = READ_WHOLE.get(name, ("no part", ""))
+    whole = {table.name for table in report.verdict.tables if part in table.name.split(".")}
     return Observed(
         is_shared=None if weight is None else any(other.data_ptr() == weight.data_ptr() for other in others),
         holds_table=weight is not None and stored.get(table.name) == tensor_bytes(weight.detach()),
-        is_read_whole=part in table.name.split("."),
+        is_read_whole=table.name in whole,
         wrongly_eligible=tuple(
             table.name
             for table in report.verdict.eligible_tables
-            if stored.get(table.name) in used or part in table.name.split(".")
+            if stored.get(table.name) in used or table.name in whole
+        ),
+        wrongly_kept=tuple(
+            table.name
+            for table in report.verdict.tables
+            if table.reason.startswith("tie") and stored.get(table.name) in looked_up - used and table.name not in whole
         ),
         report=report,
     )
+
+
+def _rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
 def _without_flags(value: Any) -> Any:
