@@ -4,11 +4,12 @@ Imports: `ftw.checkpoint`. No torch.
 """
 
 from ftw.verdict.gain import Budget, BudgetSide
-from ftw.verdict.placement import Embed, Placement, plan_placement, refusal
+from ftw.verdict.placement import Embed, Placement, plan_placement
 from ftw.verdict.report import Report, inspect
 from ftw.verdict.verdict import TableVerdict, Verdict, judge
+from ftw.verdict.wording import explain, refusal, refuse
 
 __all__ = [
-    "Budget", "BudgetSide", "Embed", "Placement", "Report", "TableVerdict", "Verdict", "inspect", "judge",
-    "plan_placement", "refusal",
+    "Budget", "BudgetSide", "Embed", "Placement", "Report", "TableVerdict", "Verdict", "explain", "inspect", "judge",
+    "plan_placement", "refusal", "refuse",
 ]  # fmt: skip

@@ -67,7 +67,7 @@ def test_convert_keeps_an_existing_ftw_without_overwrite(tmp_path):
     source = llama(tmp_path / "src")
     ftw.convert(source, tmp_path / "out")
     before = tree(tmp_path)
-    with pytest.raises(OutputError, match="exists and is not empty; --overwrite replaces an FTW folder"):
+    with pytest.raises(OutputError, match="exists and is not empty; overwrite=True replaces an FTW folder"):
         ftw.convert(source, tmp_path / "out", embed="host")
     assert tree(tmp_path) == before
 
