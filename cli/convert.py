@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def _parse_shard_size(text: str) -> int:
     nbytes = parse_size_option(text)
     if nbytes < ALIGNMENT or nbytes % ALIGNMENT:
-        raise typer.BadParameter(f"'{text}' is {nbytes} bytes, a positive multiple of {ALIGNMENT} is needed")
+        raise typer.BadParameter(f"'{text}' is {format_size(nbytes)}, a positive multiple of {ALIGNMENT} B is needed")
     return nbytes
 
 

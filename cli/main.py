@@ -33,22 +33,22 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 app = typer.Typer(
     name="ftw",
     help="Keep an LLM's lookup tables in host memory and give the VRAM back.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: no escapes, and lines as wide as the terminal
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_COMMANDS: dict[str, Callable[..., int | None]] = {
-    "inspect": inspect_command,
-    "convert": convert_command,
-    "verify": verify_command,
-    "bench": bench_command,
-    "demo": demo_command,
+# Each with what `ftw --help` says of it, short enough not to be cut.
+_COMMANDS: dict[str, tuple[Callable[..., int | None], str]] = {
+    "inspect": (inspect_command, "May the tables leave the GPU, what is gained?"),
+    "convert": (convert_command, "Convert a checkpoint to an FTW folder."),
+    "verify": (verify_command, "Check a checkpoint, or compare it with another."),
+    "bench": (bench_command, "Measure on this machine."),
+    "demo": (demo_command, "Try all of it on a small checkpoint."),
 }
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
+for _name, (_command, _summary) in _COMMANDS.items():
+    app.command(_name, short_help=_summary)(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -108,12 +108,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; an error is one line on stderr, with --json an object too."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        status = app(args=arguments, standalone_mode=False)
+        status = app(args=words or ["--help"], prog_name="ftw", standalone_mode=False)
+        status = status if words else USAGE
         sys.stdout.flush()  # here, where an error has a place to go
     except typer.TyperException as error:
         problem = error.format_message().removesuffix(".").replace("Value error, ", "")
-        if problem:  # empty where the help was printed instead
-            _tell(f"{problem}; see '{' '.join(['ftw', *_command_of(words)])} --help'", error, words)
+        _tell(f"{problem}; see '{' '.join(['ftw', *_command_of(words)])} --help'", error, words)
         return USAGE
     except NotEligibleError as error:
         _tell(str(error), error, words)
