@@ -23,7 +23,7 @@ from ftw.conversion.resume_journal import (
 )
 from ftw.errors import CheckpointError, OutputError, printable
 from ftw.host import OpenFolder, is_own, owner_of
-from ftw.readers import OWN_NAMES
+from ftw.readers import OWN_NAMES, STAGING_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class StagingFolder:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.path = target.parent / f".{target.name}.ftw-partial"
+        self.path = target.parent / f".{target.name}{STAGING_SUFFIX}"
 
     @contextlib.contextmanager
     def left(self) -> Iterator[OpenFolder | None]:

@@ -6,10 +6,11 @@ import contextlib
 import gc
 from typing import TYPE_CHECKING
 
-from ftw.errors import SourceNotFoundError, printable
+from ftw.errors import CheckpointError, SourceNotFoundError, printable
 from ftw.hub import Place
 from ftw.readers.ftw import FtwReader
 from ftw.readers.gguf.reader import GgufReader
+from ftw.readers.no_checkpoint import describe_no_checkpoint
 from ftw.readers.safetensors import SafetensorsReader
 
 if TYPE_CHECKING:
@@ -34,8 +35,18 @@ def find(place: Place) -> Found:
             found = reader.find(place)
             if found is not None:
                 return found
+    other = describe_no_checkpoint(place, _is_checkpoint)
     kind, formats = "folder" if place.is_folder else "file", " or ".join(READERS)
-    raise SourceNotFoundError(f"{printable(str(place.path))}: checkpoint: this {kind} holds none, {formats} is needed")
+    text = f"this {kind} holds none, {formats} is needed" if other is None else other.text
+    raise SourceNotFoundError(f"{printable(str(place.path))}: checkpoint: {text}", reason=other and other.reason)
+
+
+def _is_checkpoint(place: Place) -> bool:
+    """Tell whether a place holds a checkpoint, by names and an index."""
+    try:
+        return any(reader.find(place) is not None for reader in READERS.values())
+    except CheckpointError:
+        return False
 
 
 def open_found(found: Found, place: Place) -> Reader:
