@@ -149,7 +149,10 @@ def check_free_space(target: Path, needed: int) -> None:
 
 def no_room(target: Path, needed: int, free: int) -> str:
     """Return the line that says that a target does not fit on its disk."""
-    return f"{printable(str(target))}: target: needs {format_size(needed)}, {format_size(free)} free on its disk"
+    wanted, left = format_size(needed), format_size(free)
+    if wanted == left:  # rounded
+        wanted, left = f"{needed} bytes", f"{free}"
+    return f"{printable(str(target))}: target: needs {wanted}, {left} free on its disk"
 
 
 @contextlib.contextmanager

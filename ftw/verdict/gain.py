@@ -56,8 +56,6 @@ class Gain:
         expert_slots: Experts that fit into `vram_bytes`, were there so many.
         kv_bytes_per_token: Bytes that one token adds to a 16-bit KV cache.
         kv_tokens: Tokens that fit into `vram_bytes`.
-        num_experts: All routed experts, each of one layer; None where there are none.
-        expert_bytes: Bytes of all of them.
     """
 
     vram_bytes: int
@@ -65,8 +63,6 @@ class Gain:
     expert_slots: int | None
     kv_bytes_per_token: int | None
     kv_tokens: int | None
-    num_experts: int | None
-    expert_bytes: int
 
 
 class BudgetSide(NamedTuple):
@@ -111,7 +107,7 @@ class Budget:
 def find_gain(config: ModelConfig, verdict: Verdict, experts: Experts) -> Gain:
     """Return what leaving the GPU frees."""
     vram, slot, token = _moving_nbytes(verdict), experts.slot_bytes, kv_bytes_per_token(config)
-    return Gain(vram, slot, _how_many(vram, slot), token, _how_many(vram, token), experts.count, experts.nbytes)
+    return Gain(vram, slot, _how_many(vram, slot), token, _how_many(vram, token))
 
 
 def plan_budget(

@@ -10,7 +10,7 @@ from ftw.checkpoint import Checkpoint, NotAModel, find_not_a_model, open_checkpo
 from ftw.layouts import find_obstacle, layout_of
 from ftw.readers import read_ftw_key
 from ftw.sizes import count_of, format_size
-from ftw.verdict.gain import Budget, Gain, find_experts, find_gain, plan_budget
+from ftw.verdict.gain import Budget, Experts, Gain, find_experts, find_gain, plan_budget
 from ftw.verdict.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Report:
     """What a checkpoint is, its lookup tables, and what leaving the GPU frees.
 
     Attributes:
+        experts: All routed experts.
         freetoken_obstacle: What stands against FreeToken's server loading an FTW, None if nothing does.
         ftw: What the index of an FTW says, None for other formats.
         not_a_model: What it is if it is no model, None if it may be one.
@@ -56,6 +57,7 @@ class Report:
     dtypes: dict[str, int]
     verdict: Verdict
     gain: Gain
+    experts: Experts
     budget: Budget | None
     left_out: tuple[LeftOut, ...]
     freetoken_obstacle: str | None = None
@@ -152,6 +154,7 @@ def _inspect(checkpoint: Checkpoint, vram_bytes: int | None, reserve_bytes: int 
         dtypes=dict(dtypes.most_common()),
         verdict=verdict,
         gain=find_gain(checkpoint.config, verdict, experts),
+        experts=experts,
         budget=None if vram_bytes is None else plan_budget(checkpoint, verdict, experts, vram_bytes, reserve_bytes),
         left_out=checkpoint.left_out,
         freetoken_obstacle=find_obstacle(checkpoint) if checkpoint.format == "ftw" else None,

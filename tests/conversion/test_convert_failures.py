@@ -176,7 +176,7 @@ def test_convert_refuses_a_disk_that_is_too_small_before_it_writes(tmp_path, mon
             ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
             continue
         monkeypatch.setattr(os, "pwrite", None)
-        with pytest.raises(OutputError, match=f"target: needs {needed} bytes, {free} are free on its disk"):
+        with pytest.raises(OutputError, match=f"target: needs {needed} bytes, {free} free on its disk"):
             ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
         assert_target_is_as_before(tmp_path / "work", old_target)
         monkeypatch.undo()
