@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftw.checkpoint.kv_cache import HIDDEN_SIZE, count_kv, first_count
+from ftw.checkpoint.contradictions import find_contradictions
+from ftw.checkpoint.kv_cache import HIDDEN_SIZE, KvCache, count_kv, first_count
 from ftw.errors import CheckpointError
 from ftw.files import short_repr
 
@@ -51,6 +52,7 @@ class ModelConfig:
         is_gguf: Whether it is a GGUF's, which has no tie flag: there an LM head of its own is stored, or none.
         has_output_weight: Whether the GGUF that an FTW was made from stored one.
         num_tokens: Entries of a GGUF's token list.
+        contradictions: What of it contradicts itself; no figure is computed of that.
         raw: The whole of config.json, or a GGUF's metadata.
     """
 
@@ -71,6 +73,7 @@ class ModelConfig:
     is_gguf: bool = False
     has_output_weight: bool | None = None
     num_tokens: int | None = None
+    contradictions: tuple[str, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def count(self, *names: str) -> int | None:
@@ -102,7 +105,8 @@ def parse_model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     architectures = raw.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     num_layers = first_count(parts, _NUM_LAYERS)
-    kv_cache = count_kv(parts, num_layers)
+    contradictions = find_contradictions(parts[0])
+    kv_cache = KvCache(None, None) if contradictions else count_kv(parts, num_layers)
     return ModelConfig(
         architecture=architecture if isinstance(architecture, str) else None,
         model_type=_text_or_none(raw.get("model_type")),
@@ -118,6 +122,7 @@ def parse_model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
         text_tie_flag=_tie_flag(parts[0], path, f"text_config.{TIE_KEY}") if has_text_part else None,
         has_text_part=has_text_part,
         is_present=True,
+        contradictions=contradictions,
         raw=raw,
     )
 
