@@ -14,6 +14,7 @@ from .exit_codes import DONE, REFUSED
 from .inspect_text import print_report
 from .output import QuietOption, describe_failure, print_error, print_json, print_warning
 from .plot import check_plot, plot_budget
+from .progress import show_waiting
 from .sizes import parse_size_option
 
 _MIN_VRAM = 1 << 20
@@ -63,7 +64,9 @@ def inspect_command(
         raise typer.BadParameter(problem, param_hint="'--reserve'")
     if plot is not None:
         check_plot(plot)
-    report = inspect(source, vram_bytes=vram, reserve_bytes=reserve, decode_df11=decode_df11)
+    with show_waiting("inspect", is_quiet=quiet) as say:
+        say("reading headers")
+        report = inspect(source, vram_bytes=vram, reserve_bytes=reserve, decode_df11=decode_df11)
     for warning in report.verdict.warnings:
         print_warning(warning)
     if plot is not None:

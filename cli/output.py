@@ -101,7 +101,7 @@ def print_command(purpose: str, command: str) -> None:
 
 def print_error(message: str) -> None:
     """Print an error, on one line."""
-    with contextlib.suppress(OSError):  # whoever reads stderr has left; the exit status tells the rest
+    with contextlib.suppress(OSError), _line_of_its_own():  # whoever reads stderr has left; the exit status tells it
         print(f"ftw: error: {_one_line(message)}", file=sys.stderr, flush=True)
 
 
@@ -116,7 +116,17 @@ def describe_failure(message: str, error: BaseException | None = None) -> dict[s
 def print_warning(message: str) -> None:
     """Print a warning, on one line, unless the command is to be quiet."""
     if _log.isEnabledFor(logging.WARNING):
-        print(f"ftw: warning: {_one_line(message)}", file=sys.stderr)
+        with _line_of_its_own():
+            print(f"ftw: warning: {_one_line(message)}", file=sys.stderr)
+
+
+def _line_of_its_own() -> contextlib.AbstractContextManager[None]:
+    """Clear the line of a progress bar, if there is one on the terminal, and show it again below."""
+    tqdm = sys.modules.get("tqdm")
+    if tqdm is None or not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    bars: contextlib.AbstractContextManager[None] = tqdm.tqdm.external_write_mode(file=sys.stderr)
+    return bars
 
 
 def _one_line(message: str) -> str:
