@@ -28,6 +28,7 @@ ProgressOption = Annotated[
     typer.Option("--progress", help="On stderr: a bar where that is a terminal, a JSON object per second, or nothing."),
 ]
 _INTERVAL = 1.0  # seconds
+_DELAY = 1.0  # seconds, before a bar is shown
 _SILENT = 2.0  # seconds, before anything is shown of what has no bar
 _WINDOW = 10  # intervals
 
@@ -50,7 +51,7 @@ def _bar(command: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with bytes, rate and time left, after a second, and only where stderr is a terminal."""
     from tqdm import tqdm
 
-    bar = tqdm(desc=command, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False)
+    bar = tqdm(desc=command, unit="B", unit_scale=True, unit_divisor=1024, delay=_DELAY, disable=None, leave=False)
 
     def update(done: int, total: int) -> None:
         bar.total = total

@@ -125,10 +125,10 @@ def check_disk(target: Path, largest_nbytes: int) -> None:
     try:
         check_file_can_be_made(above, largest_nbytes)
     except OSError as error:
-        where = f"cannot be made in {printable(str(above))}"
+        where = f"be made in {printable(str(above))}"
         if error.errno != errno.EFBIG:
-            raise _refusal(target, f"{where}: {os.strerror(error.errno or 0).lower()}") from error
-        problem = f"no file of {format_size(largest_nbytes)} {where}, by its file system or 'ulimit -f'"
+            raise _refusal(target, f"cannot {where}: {os.strerror(error.errno or 0).lower()}") from error
+        problem = f"no file of {format_size(largest_nbytes)} can {where}, by its file system or 'ulimit -f'"
         raise _refusal(target, f"{problem}; smaller shards are allowed (--shard-size, shard_limit)") from error
 
 

@@ -48,7 +48,7 @@ def test_decoded_table_is_plain_laid_out_for_the_host_and_verifies(source: Path,
 
 
 def test_without_the_option_it_stays_and_the_refusal_names_the_option(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotEligibleError, match="--decode-df11"):
+    with pytest.raises(NotEligibleError, match="; decode_df11=True makes"):
         ftw.convert(source, tmp_path / "out", embed="host")
     result = ftw.convert(source, tmp_path / "out", embed="auto")
     assert not result.plan.decoded

@@ -34,8 +34,9 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object, status: int
     capsys.readouterr()
     assert main([*map(str, arguments)]) == status
     out, err = capsys.readouterr()
-    assert out == ""
     assert err.count("\n") == 1
+    told = json.loads(out)["error"] if "--json" in arguments else ""
+    assert (out == "") if not told else (err == f"ftw: error: {told}\n")
     return err
 
 
