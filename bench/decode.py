@@ -12,6 +12,7 @@ then steps and prompts are timed (`decode_timing`). Without a GPU tiny models ru
 from __future__ import annotations
 
 import contextlib
+import logging
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from .decoder import Shape
 
+_log = logging.getLogger("ftw.bench")
 _LEARNT_PROMPTS, _LEARNT_TOKENS = 8, 8192
 
 
@@ -61,13 +63,18 @@ def run(
     for model in models:
         shape = model if layers is None else model._replace(layers=min(layers, model.full_layers))
         with tempfile.TemporaryDirectory(prefix="ftw-bench-", dir=Path.cwd()) as name, torch.inference_mode():
+            _log.info("%s: the checkpoint is written", shape.name)
             write_model(Path(name), shape)
+            _log.info("%s: memory", shape.name)
             result["memory"] += memory_rows(Path(name), shape, plan, device)
             with _load(Path(name), shape, plan, device) as subject:
+                _log.info("%s: tokens are compared", shape.name)
                 result["tokens"] += _token_rows(subject, plan)
                 source = Ids(shape.vocab, device, seed=plan.seeds)
                 _learn(subject, source)
+                _log.info("%s: steps are timed", shape.name)
                 result["decode"] += decode_rows(subject, plan, source)
+                _log.info("%s: prompts are timed", shape.name)
                 result["prefill"] += prefill_rows(subject, plan, source)
             del subject
             empty_device(device)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import logging
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import make_console
+from .output import QuietOption, make_console
 from .plot import check_plot, plot_bars, plot_decoding, plot_lookups
+from .progress import show_waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from rich.console import Console
 
 
@@ -39,6 +44,7 @@ def bench_command(
     layers: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="decode: build N layers of each model; fewer are less work.")
     ] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Measure on this machine, beside a limit or a peer; scratch files go into the current folder."""
     if layers is not None and subject is not Subject.decode:
@@ -47,13 +53,37 @@ def bench_command(
         check_plot(plot)
     environment = importlib.import_module("ftw.bench.environment")
     module = importlib.import_module(f"ftw.bench.{subject.value}")
-    figures = module.run() if layers is None else module.run(layers)
+    with show_waiting(f"bench {subject.value}", is_quiet=quiet) as say, _steps_told(say):
+        figures = module.run() if layers is None else module.run(layers)
     result = {"bench": subject.value, "environment": environment.describe_environment(), **figures}
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    _print_result(result)
+    if not quiet:
+        _print_result(result)
     if plot is not None:
         _plot_result(result, plot)
+
+
+@contextlib.contextmanager
+def _steps_told(say: Callable[[str], None]) -> Iterator[None]:
+    """Hand on what a benchmark logs of its steps."""
+    log, handler = logging.getLogger("ftw.bench"), _StepHandler(say)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+
+
+class _StepHandler(logging.Handler):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(record.getMessage())
 
 
 def _plot_result(result: dict[str, Any], path: Path) -> None:

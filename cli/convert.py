@@ -10,14 +10,15 @@ import typer
 
 import ftw
 from ftw.checkpoint import MOVED_ROLES, TOKEN_EMBEDDING
+from ftw.errors import in_command_words
 from ftw.layouts import Layout
 from ftw.readers import ALIGNMENT
-from ftw.sizes import format_size
+from ftw.sizes import count_of, format_size
 from ftw.verdict import Embed
 
 from .exit_codes import DONE, FAILED
 from .links import FollowLinksOption
-from .output import print_error, print_json, print_line, print_warning
+from .output import QuietOption, describe_failure, print_error, print_json, print_line, print_warning
 from .progress import ProgressOption, show_progress
 from .sizes import parse_size_option
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def _parse_shard_size(text: str) -> int:
     nbytes = parse_size_option(text)
     if nbytes < ALIGNMENT or nbytes % ALIGNMENT:
-        raise typer.BadParameter(f"'{text}' is {nbytes} bytes, a positive multiple of {ALIGNMENT} is needed")
+        raise typer.BadParameter(f"'{text}' is {format_size(nbytes)}, a positive multiple of {ALIGNMENT} B is needed")
     return nbytes
 
 
@@ -73,9 +74,10 @@ def convert_command(
     follow_links: FollowLinksOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     progress: ProgressOption = "bar",
+    quiet: QuietOption = False,
 ) -> int:
     """Convert a checkpoint to FTW; every tensor gets a checksum, and in the plain layout no byte changes."""
-    with show_progress("convert", progress) as update:
+    with show_progress("convert", "none" if quiet and progress == "bar" else progress) as update:
         result = ftw.convert(
             source,
             target,
@@ -92,26 +94,35 @@ def convert_command(
         )
     for warning in result.plan.warnings:
         print_warning(f"{source}: {warning}")
+    problem = _room_problem(result)
     if as_json:
-        print_json(result.to_dict())
-    else:
+        print_json({**result.to_dict(), **(describe_failure(problem) if problem else {})})
+    elif not quiet:
         _print_result(result, embed)
-    if dry_run and result.needed_nbytes > result.free_nbytes:
-        from ftw.conversion import no_room
-
-        print_error(no_room(Path(target), result.needed_nbytes, result.free_nbytes))
+    if problem:
+        print_error(problem)
         return FAILED
     return DONE
+
+
+def _room_problem(result: ConversionResult) -> str:
+    """Return why the real run would find no room, "" if it would."""
+    if not result.dry_run or result.needed_nbytes <= result.free_nbytes:
+        return ""
+    from ftw.conversion import no_room
+
+    return no_room(Path(result.target), result.needed_nbytes, result.free_nbytes)
 
 
 def _print_result(result: ConversionResult, embed: str) -> None:
     plan = result.plan
     size = format_size(plan.shard_plan.total_bytes)
-    tensors, shards = len(plan.shard_plan.tensors), len(plan.shard_plan.shards)
+    tensors = count_of(len(plan.shard_plan.tensors), "tensor")
+    shards = count_of(len(plan.shard_plan.shards), "shard")
     done, found = ("would write", "would be checked") if result.dry_run else ("wrote", "found right")
     if result.was_complete:
         done = "target exists; --resume would compare it with the source:" if result.dry_run else "complete already:"
-    print_line(f"{done} {result.target}: {tensors} tensors, {size} in {shards} shard{'s' * (shards != 1)}")
+    print_line(f"{done} {result.target}: {tensors}, {size} in {shards}")
     if result.resumed_nbytes and not result.was_complete:
         print_line(f"of an earlier conversion: {format_size(result.resumed_nbytes)}, {found}")
     for table in plan.tables:
@@ -120,10 +131,11 @@ def _print_result(result: ConversionResult, embed: str) -> None:
         elif embed != "gpu" and table.role in MOVED_ROLES:
             what = f"stays on the GPU: {table.name}" if table.name else "token embedding: none"
             why = plan.placement.reason if table.role == TOKEN_EMBEDDING else table.detail
-            print_line(f"{what} ({why})")
+            print_line(in_command_words(f"{what} ({why})"))
     for name, parts in plan.decoded.items():
         print_line(f"decoded: {name}, from {len(parts)} DF11 tensors")
     if result.dry_run:
+        print_line(f"needs {format_size(result.needed_nbytes)}, {format_size(result.free_nbytes)} free on its disk")
         for shard in plan.shard_plan.shards:
             print_line(f"shard: {shard.name}, {format_size(shard.nbytes)}")
     print_line(f"beside the weights: {', '.join(plan.metadata_names) or 'nothing'}")
@@ -137,5 +149,5 @@ def _left_out_lines(left_out: tuple[LeftOut, ...]) -> Iterator[str]:
     for entry in left_out:
         count = tensors.pop(entry.reason, 0) if entry.kind == "tensor" else 1
         if count:
-            more = f" and {count - 1} other tensors" if count > 1 else ""
+            more = f" and {count_of(count - 1, 'other tensor')}" if count > 1 else ""
             yield f"left out: {entry.name}{more} ({entry.reason})"

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ftw.errors import printable
 from ftw.sizes import format_size
-from ftw.verdict import Report, inspect, refusal
+from ftw.verdict import inspect, refuse
 
 from .exit_codes import DONE, REFUSED
+from .inspect_text import print_report
 from .links import FollowLinksOption
-from .output import make_console, print_error, print_json, print_line, print_warning
+from .output import QuietOption, describe_failure, print_error, print_json, print_warning
 from .plot import check_plot, plot_budget
+from .progress import show_waiting
 from .sizes import parse_size_option
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ftw.verdict import Budget, BudgetSide
-
 
 _MIN_VRAM = 1 << 20
 
@@ -47,118 +42,45 @@ def inspect_command(
     decode_df11: Annotated[
         bool, typer.Option("--decode-df11", help="Take DF11 lookup tables for the plain bf16 ones they decode to.")
     ] = False,
+    reserve: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_size_option,
+            metavar="SIZE",
+            help="VRAM that stays with the CUDA context, activations and others; needs --vram. "
+            "Default: 1 GiB, and of less than 10 GiB a tenth.",
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw that as a picture; needs --vram and matplotlib.")
     ] = None,
+    quiet: QuietOption = False,
 ) -> int:
     """Tell what a checkpoint is and whether its lookup tables may leave the GPU."""
+    for name, value in (("--plot FILE.png", plot), ("--reserve SIZE", reserve)):
+        if value is not None and vram is None:
+            problem = f"{name} is about how the memory of a GPU is spent, so --vram SIZE is needed with it"
+            raise typer.BadParameter(problem)
+    if reserve is not None and vram is not None and reserve > vram:
+        problem = f"{format_size(reserve)} is more than the {format_size(vram)} of --vram"
+        raise typer.BadParameter(problem, param_hint="'--reserve'")
     if plot is not None:
-        if vram is None:
-            raise typer.BadParameter("it draws how the memory of a GPU is spent, so --vram SIZE is needed with it")
         check_plot(plot)
-    report = inspect(source, vram_bytes=vram, decode_df11=decode_df11, follow_links=follow_links)
+    with show_waiting("inspect", is_quiet=quiet) as say:
+        say("reading headers")
+        report = inspect(
+            source, vram_bytes=vram, reserve_bytes=reserve, decode_df11=decode_df11, follow_links=follow_links
+        )
     for warning in report.verdict.warnings:
         print_warning(warning)
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        _print_report(report)
     if plot is not None:
         plot_budget(report, plot)
-    if check and not report.is_host_eligible:
-        table = report.verdict.token_embedding
-        print_error(refusal(table, source, table.detail))
+    refused = refuse(report.verdict, source) if check and not report.is_host_eligible else None
+    if as_json:
+        print_json({**report.to_dict(), **({} if refused is None else describe_failure(str(refused), refused))})
+    elif not quiet:
+        print_report(report)
+    if refused is not None:
+        print_error(str(refused))
         return REFUSED
     return DONE
-
-
-def _print_report(report: Report) -> None:
-    architecture = report.config.architecture or "unknown architecture"
-    print_line(f"{report.source}  {report.format}, {architecture}")
-    dtypes = ", ".join(f"{dtype} {format_size(nbytes)}" for dtype, nbytes in report.dtypes.items())
-    print_line(f"{report.num_tensors} tensors, {format_size(report.nbytes)}: {dtypes}")
-    if report.verdict.tie_evidence:
-        print_line(f"LM head: {_tie_words(report)}")
-    if report.verdict.token_embedding.reason == "no_table":
-        print_line(f"no lookup table: {report.verdict.token_embedding.detail}")
-    if any(table.name for table in report.verdict.tables):
-        _print_tables(report)
-    if report.budget is not None:
-        _print_budget(report.budget)
-    if report.format == "ftw":
-        obstacle = report.freetoken_obstacle
-        print_line(f"FreeToken 0.2.1: {'serves it' if obstacle is None else f'does not serve it: {obstacle}'}")
-    for entry in report.left_out:
-        print_line(f"left out: {entry.name} ({entry.reason})")
-
-
-def _print_tables(report: Report) -> None:
-    make_console().print(_tables(report))
-    for table in report.verdict.tables:
-        if table.name:
-            print_line(f"{table.name}: {table.reason}, {table.detail}")
-    print_line(_gain_words(report))
-
-
-def _print_budget(budget: Budget) -> None:
-    print_line(f"of {format_size(budget.vram_bytes)} of VRAM")
-    experts = f", {format_size(budget.expert_bytes)} of routed experts left out" if budget.expert_bytes else ""
-    print_line(f"  weights take {format_size(budget.weights_bytes)}{experts}")
-    print_line(f"  tables on the GPU: {_share_words(budget.before)}")
-    print_line(f"  tables in host memory: {_share_words(budget.after)}")
-
-
-def _share_words(share: BudgetSide) -> str:
-    if share.left_bytes < 0:
-        return f"{format_size(-share.left_bytes)} too little for weights and tables"
-    experts = None if share.expert_slots is None else f"{share.expert_slots} experts"
-    tokens = None if share.kv_tokens is None else f"{share.kv_tokens} KV tokens"
-    return f"{format_size(share.left_bytes)} left{_room_words(experts, tokens)}"
-
-
-def _room_words(*things: str | None) -> str:
-    """Say what there is room for; nothing if the checkpoint does not tell."""
-    known = [thing for thing in things if thing is not None]
-    return f": room for {', or '.join(known)}" if known else ""
-
-
-def _tie_words(report: Report) -> str:
-    words = {True: "tied to the token embedding", False: "not tied", None: "not known to be tied or not"}
-    is_conflict = any(table.reason == "tie_conflict" for table in report.verdict.tables)
-    return f"{'conflict' if is_conflict else words[report.verdict.tied]} ({', '.join(report.verdict.tie_evidence)})"
-
-
-def _tables(report: Report) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    tables = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
-    tables.add_column("lookup table", overflow="fold")  # alone it gives way: a reason or a number is never cut
-    tables.add_column("role", no_wrap=True)
-    for heading in ("rows", "columns", "dtype", "size"):
-        tables.add_column(heading, justify="right", no_wrap=True)
-    tables.add_column("may leave", no_wrap=True)
-    for table in filter(lambda table: table.name, report.verdict.tables):
-        tables.add_row(
-            printable(table.name),
-            table.role,
-            "?" if table.rows is None else str(table.rows),
-            "?" if table.columns is None else str(table.columns),
-            printable(table.dtype),
-            format_size(table.nbytes),
-            Text("yes", "green") if table.eligible else Text(f"no: {table.reason}", "red"),
-        )
-    return tables
-
-
-def _gain_words(report: Report) -> str:
-    gain = report.gain
-    if not gain.vram_bytes:
-        return "leaving the GPU frees nothing"
-    slots = tokens = None
-    if gain.expert_slots is not None and gain.expert_slot_bytes is not None:
-        slots = f"{gain.expert_slots} expert slots of {format_size(gain.expert_slot_bytes)}"
-    if gain.kv_tokens is not None and gain.kv_bytes_per_token is not None:
-        tokens = f"{gain.kv_tokens} KV tokens of {format_size(gain.kv_bytes_per_token)}"
-    return f"leaving the GPU frees {format_size(gain.vram_bytes)} of VRAM{_room_words(slots, tokens)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import gc
 import io
 import os
@@ -20,9 +21,9 @@ from ftw.errors import FtwError, NotEligibleError
 from .bench import bench_command
 from .convert import convert_command
 from .demo import demo_command
-from .exit_codes import DONE, FAILED, INTERRUPTED, REFUSED, USAGE
+from .exit_codes import DONE, FAILED, INTERRUPTED, PIPE_CLOSED, REFUSED, USAGE
 from .inspect import inspect_command
-from .output import print_error, print_logged_warnings
+from .output import ClosedStream, describe_failure, print_error, print_json, print_logged_warnings
 from .verify import verify_command
 
 _MOMENT_SECONDS = 0.01
@@ -32,20 +33,22 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 app = typer.Typer(
     name="ftw",
     help="Keep an LLM's lookup tables in host memory and give the VRAM back.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: no escapes, and lines as wide as the terminal
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_COMMANDS: dict[str, Callable[..., int | None]] = {
-    "inspect": inspect_command,
-    "convert": convert_command,
-    "verify": verify_command,
-    "bench": bench_command,
-    "demo": demo_command,
+# Each with what `ftw --help` says of it, short enough not to be cut.
+_COMMANDS: dict[str, tuple[Callable[..., int | None], str]] = {
+    "inspect": (inspect_command, "May the tables leave the GPU, what is gained?"),
+    "convert": (convert_command, "Convert a checkpoint to an FTW folder."),
+    "verify": (verify_command, "Check a checkpoint, or compare it with another."),
+    "bench": (bench_command, "Measure on this machine."),
+    "demo": (demo_command, "Try all of it on a small checkpoint."),
 }
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
+for _name, (_command, _summary) in _COMMANDS.items():
+    app.command(_name, short_help=_summary)(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,7 +69,8 @@ def run(arguments: list[str] | None = None) -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by whoever started us
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process; no file gets its number
+            setattr(sys, name, ClosedStream(nowhere) if name == "stdout" else nowhere)
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name gets its escapes
     print_logged_warnings()
@@ -101,32 +105,54 @@ def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit status; an error is one line on stderr."""
+    """Run the command line and return its exit status; an error is one line on stderr, with --json an object too."""
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        status = app(args=arguments, standalone_mode=False)
+        status = app(args=words or ["--help"], prog_name="ftw", standalone_mode=False)
+        status = status if words else USAGE
         sys.stdout.flush()  # here, where an error has a place to go
     except typer.TyperException as error:
-        if error.format_message():  # empty where the help was printed instead
-            print_error(error.format_message())
+        problem = error.format_message().removesuffix(".").replace("Value error, ", "")
+        _tell(f"{problem}; see '{' '.join(['ftw', *_command_of(words)])} --help'", error, words)
         return USAGE
     except NotEligibleError as error:
-        print_error(str(error))
+        _tell(str(error), error, words)
         return REFUSED
+    except BrokenPipeError:
+        # Whoever read our output has left; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
     except (FtwError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            # Whoever read our output has left; nothing may be written at exit either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return FAILED
-        print_error(_describe(error))
+        _tell(_describe(error), error, words)
         return FAILED
     except BaseException as error:
         if not _is_interrupt(error):
             raise
-        print_error("interrupted")
-        return INTERRUPTED
+        status = INTERRUPTED
     if status == INTERRUPTED:  # typer makes this of a KeyboardInterrupt
-        print_error("interrupted")
+        _tell("interrupted", None, words)
     return status if isinstance(status, int) else DONE
+
+
+def _tell(message: str, error: Exception | None, words: list[str]) -> None:
+    """Print a failure on stderr, and where JSON was asked for its object on stdout, if that can be written."""
+    print_error(message)
+    if _is_json_asked(words):
+        with contextlib.suppress(OSError):
+            print_json(describe_failure(message, error))
+            sys.stdout.flush()
+
+
+def _is_json_asked(words: list[str]) -> bool:
+    """Tell whether a command was to print one JSON object; of `ftw bench` the option names a file."""
+    options = words[: words.index("--")] if "--" in words else words
+    return "--json" in options and _command_of(words) != ["bench"]
+
+
+def _command_of(words: list[str]) -> list[str]:
+    """Return the name of the command, as a list; none if the first word that is no option names none."""
+    first = [word for word in words if not word.startswith("-")][:1]
+    return first if _COMMANDS.keys() & set(first) else []
 
 
 def _is_interrupt(error: BaseException) -> bool:

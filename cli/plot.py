@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from ftw.verdict import Report
 
 _GIB = 1 << 30
-_COLOURS = {"weights": "#4c72b0", "lookup tables": "#dd8452", "left for experts and KV": "#55a868"}
+_COLOURS = {
+    "weights": "#4c72b0",
+    "lookup tables": "#dd8452",
+    "context and activations": "#8c8c8c",
+    "left for experts and KV": "#55a868",
+}
 
 
 def check_plot(path: Path) -> None:
@@ -86,7 +91,7 @@ def plot_budget(report: Report, path: Path) -> None:
     figure = _make_figure(7, 5)
     axes = figure.add_subplot()
     for place, share in enumerate((budget.before, budget.after)):
-        parts = (budget.weights_bytes, share.table_bytes, max(share.left_bytes, 0))
+        parts = (budget.weights_bytes, share.table_bytes, budget.reserved_bytes, max(share.left_bytes, 0))
         bottom = 0.0
         for (label, colour), nbytes in zip(_COLOURS.items(), parts, strict=True):
             height = nbytes / _GIB
@@ -99,7 +104,7 @@ def plot_budget(report: Report, path: Path) -> None:
     axes.set_ylabel("GiB")
     title = f"{printable(report.source)}: {budget.vram_bytes / _GIB:.2f} GiB of VRAM"
     axes.set_title(title, parse_math=False)  # dollar signs in a path are no formula
-    figure.legend(loc="outside lower center", ncols=len(_COLOURS))
+    figure.legend(loc="outside lower center", ncols=2)
     _save(figure, path)
 
 

@@ -28,6 +28,8 @@ ProgressOption = Annotated[
     typer.Option("--progress", help="On stderr: a bar where that is a terminal, a JSON object per second, or nothing."),
 ]
 _INTERVAL = 1.0  # seconds
+_DELAY = 1.0  # seconds, before a bar is shown
+_SILENT = 2.0  # seconds, before anything is shown of what has no bar
 _WINDOW = 10  # intervals
 
 
@@ -49,7 +51,7 @@ def _bar(command: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with bytes, rate and time left, after a second, and only where stderr is a terminal."""
     from tqdm import tqdm
 
-    bar = tqdm(desc=command, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False)
+    bar = tqdm(desc=command, unit="B", unit_scale=True, unit_divisor=1024, delay=_DELAY, disable=None, leave=False)
 
     def update(done: int, total: int) -> None:
         bar.total = total
@@ -57,6 +59,37 @@ def _bar(command: str) -> Iterator[Callable[[int, int], None]]:
 
     with bar:
         yield update
+
+
+@contextmanager
+def show_waiting(command: str, *, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal that a command is at work, for how long and on what: the function that is yielded says that.
+
+    The line comes after two seconds and goes with the end.
+    """
+    if is_quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from tqdm import tqdm
+
+    line = tqdm(desc=command, bar_format="{desc}: {elapsed}", delay=1 << 30, leave=False)  # shown by `refresh` alone
+    ended = threading.Event()
+
+    def show() -> None:
+        seconds = _SILENT
+        while not ended.wait(seconds):
+            line.refresh()
+            seconds = _INTERVAL
+
+    thread = threading.Thread(target=show, name="ftw-waiting", daemon=True)
+    thread.start()
+    try:
+        yield lambda text: line.set_description_str(f"{command}, {text}", refresh=False)
+    finally:
+        ended.set()
+        thread.join()
+        line.clear()
+        line.close()
 
 
 def _ignore(done: int, total: int) -> None:

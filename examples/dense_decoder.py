@@ -69,7 +69,7 @@ def _problems(checkpoint: ftw.Checkpoint, rope: dict[str, Any]) -> list[str]:
     config, raw = checkpoint.config, checkpoint.config.raw
     has_window = raw.get("sliding_window") is not None and raw.get("use_sliding_window", True)
     checks = {
-        "it is a GGUF, whose tensors have other names": config.is_gguf,
+        "it is a GGUF or made of one, whose tensors have other names; ftw.load opens it": config.is_gguf,
         f"model_type is {config.model_type!r}, allowed are {', '.join(MODEL_TYPES)}": config.model_type
         not in MODEL_TYPES,
         "its weights are quantized": "quantization_config" in raw,

@@ -64,6 +64,11 @@ def format_size(nbytes: int) -> str:
     return f"{nbytes} B" if not unit else f"{value:.2f} {_UNITS[unit]}"
 
 
+def count_of(number: int, thing: str) -> str:
+    """Return "1 tensor", "2 tensors"."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
 def align_up(nbytes: int, alignment: int) -> int:
     """Round `nbytes` up to a multiple of `alignment`."""
     return -(-nbytes // alignment) * alignment

@@ -37,7 +37,7 @@ def read_contents(checkpoint: Checkpoint) -> dict[str, bytes]:
         whole, pieces = bytearray(tensor.nbytes), bytearray(tensor.nbytes)
         checkpoint.read_into(name, whole)
         cut = tensor.nbytes * 2 // 3
-        checkpoint.read_into(name, memoryview(pieces)[:cut])
+        checkpoint.read_into(name, memoryview(pieces)[:cut], offset=0)
         checkpoint.read_into(name, memoryview(pieces)[cut:], offset=cut)
         require(whole == pieces, f"{name!r}: pieces differ from the whole")
         chunks = b"".join(bytes(chunk) for chunk in checkpoint.iter_chunks(name, _CHUNK_NBYTES))

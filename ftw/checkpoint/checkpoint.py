@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from functools import partial
 from types import MappingProxyType
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 CHUNK_NBYTES = 16 << 20
 _PARALLEL_NBYTES = 2 * CHUNK_NBYTES  # one chunk, cold or warm, a thread alone reads faster (2 cores; 2026-11-30)
+_NO_FIGURE = "the KV cache is not counted"
 _NOTHING_TO_DECODE = "--decode-df11 (decode_df11=True): no lookup table is stored as DF11, so none is decoded"
 
 
@@ -130,10 +132,11 @@ class Checkpoint:
         """End reading; a later read raises `ClosedError`."""
         self._closed = True
 
-    def read_into(self, name: str, buffer: Any, *, offset: int = 0, num_threads: int | None = None) -> None:
-        """Fill a writable buffer with the bytes of a tensor, from its byte `offset` on.
+    def read_into(self, name: str, buffer: Any, *, offset: int | None = None, num_threads: int | None = None) -> None:
+        """Fill a writable buffer with the bytes of a tensor: of the whole one, or from its byte `offset` on.
 
-        The buffer is the caller's: anything with the buffer protocol, as long as the bytes that are wanted. Bytes go
+        The buffer is the caller's: anything with the buffer protocol, or a contiguous torch tensor on the CPU, of any
+        dtype. Without `offset` it is as long as the tensor, with one as long as the bytes that are wanted. Bytes go
         from the file straight into it, and from 32 MiB on by `num_threads` parallel reads, around the page cache where
         that is faster; None takes as many as there are processors, but 6 to 8, and 4 MiB of memory for each. Those of a
         big-endian GGUF are then rearranged in the buffer, to what a little-endian one would hold. A decoded table
@@ -141,12 +144,18 @@ class Checkpoint:
 
         Raises:
             UnknownTensorError: There is no such tensor.
-            CheckpointError: The buffer reaches past the tensor's end, or the file has changed.
+            CheckpointError: The buffer is too short or reaches past the tensor's end, or the file has changed.
             ClosedError: The checkpoint is closed.
             OSError: The disk fails; it names the file.
+            TypeError: The buffer is none, or a tensor that is not on the CPU or not contiguous.
         """
         self._check_open()
-        self._read([self._request(name, buffer, offset)], num_threads)
+        request = self._request(name, buffer, offset or 0)
+        tensor, view, _ = request
+        if offset is None and len(view) < tensor.nbytes:
+            problem = f"the buffer has {len(view)} bytes, it has {tensor.nbytes}; offset= reads a part"
+            raise CheckpointError(self.source, name, problem)
+        self._read([request], num_threads)
 
     def read_many(self, requests: Iterable[tuple[str, Any, int]], *, num_threads: int | None = None) -> None:
         """Fill several buffers, each with the bytes of a tensor from `offset` on, as `read_into` does.
@@ -303,7 +312,8 @@ def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
         return parse_gguf_config(*metadata), ()
     if reader.place.leads_out(CONFIG_NAME):
         return ModelConfig(is_unread=True), (f"{CONFIG_NAME} is a link that leads out of the folder, and is not read",)
-    return read_model_config(reader.place), ()
+    config = read_model_config(reader.place)
+    return config, tuple(f"{CONFIG_NAME}: {problem}; {_NO_FIGURE}" for problem in config.contradictions)
 
 
 def _excuse_tied_heads(reader: Reader, config: ModelConfig) -> tuple[tuple[CheckpointError, ...], tuple[str, ...]]:
@@ -325,8 +335,16 @@ def _excuse_tied_heads(reader: Reader, config: ModelConfig) -> tuple[tuple[Check
 
 
 def _bytes_of(buffer: Any) -> memoryview:
-    view = memoryview(buffer)
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    view = _bytes_of_tensor(buffer, torch) if torch and isinstance(buffer, torch.Tensor) else memoryview(buffer)
     return view.cast("B") if view.nbytes else memoryview(b"")  # shapes with a zero in them cannot be cast
+
+
+def _bytes_of_tensor(tensor: Any, torch: Any) -> memoryview:
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        found = f"a tensor on {tensor.device}, {'' if tensor.is_contiguous() else 'not '}contiguous"
+        raise TypeError(f"buffer: is {found}; a contiguous one on the CPU is needed")
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
 
 
 def open_checkpoint(

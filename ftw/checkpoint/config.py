@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftw.checkpoint.kv_cache import HIDDEN_SIZE, count_kv, first_count
+from ftw.checkpoint.contradictions import find_contradictions
+from ftw.checkpoint.kv_cache import HIDDEN_SIZE, KvCache, count_kv, first_count
 from ftw.errors import CheckpointError
 from ftw.files import short_repr
 
@@ -97,6 +98,7 @@ class ModelConfig:
         is_gguf: Whether it is a GGUF's, which has no tie flag: there an LM head of its own is stored, or none.
         has_output_weight: Whether the GGUF that an FTW was made from stored one.
         num_tokens: Entries of a GGUF's token list.
+        contradictions: What of it contradicts itself; no figure is computed of that.
         raw: The whole of config.json, or a GGUF's metadata.
     """
 
@@ -119,6 +121,7 @@ class ModelConfig:
     is_gguf: bool = False
     has_output_weight: bool | None = None
     num_tokens: int | None = None
+    contradictions: tuple[str, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -164,7 +167,8 @@ def parse_model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     architectures = raw.get("architectures")
     named = tuple(name for name in architectures if isinstance(name, str)) if isinstance(architectures, list) else ()
     num_layers = first_count(parts, _NUM_LAYERS)
-    kv_cache = count_kv(parts, num_layers)
+    contradictions = find_contradictions(parts[0])
+    kv_cache = KvCache(None, None) if contradictions else count_kv(parts, num_layers)
     return ModelConfig(
         architecture=named[0] if named else None,
         architectures=named,
@@ -180,6 +184,7 @@ def parse_model_config(raw: dict[str, Any], path: Path) -> ModelConfig:
         parts=tuple(_find_parts(raw, path)),
         text_path=_text_path(raw),
         is_present=True,
+        contradictions=contradictions,
         raw=raw,
     )
 

@@ -23,9 +23,9 @@ MAX_COUNT = 1 << 48
 _MAX_LAYERS = 1 << 16
 
 HIDDEN_SIZE = ("hidden_size", "n_embd", "n_embed", "d_model", "dim", "model_dim")
-_NUM_HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "num_heads", "n_heads")
-_NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads")
-_HEAD_DIM = ("head_dim", "attention_head_dim", "d_kv", "kv_channels")
+NUM_HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "num_heads", "n_heads")
+NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads")
+HEAD_DIM = ("head_dim", "attention_head_dim", "d_kv", "kv_channels")
 _LAYER_TYPES = ("layer_types", "layers_block_type")
 # Families that keep a state of fixed size, though their configurations have heads.
 _WITHOUT_KV = frozenset("falcon_mamba gated_deltanet gla mamba mamba2 retnet rwkv rwkv7 xlstm".split())
@@ -118,14 +118,14 @@ def _elements(parts: tuple[Mapping[str, Any], ...]) -> int | None:
         return (latent + rope) * blocks
     inner = parts[0].get("attn_config")  # DBRX, MPT
     parts = (*parts[:1], inner, *parts[1:]) if isinstance(inner, dict) else parts
-    heads = first_count(parts, _NUM_HEADS)
-    kv_heads = first_count(parts, _NUM_KV_HEADS) or heads
+    heads = first_count(parts, NUM_HEADS)
+    kv_heads = first_count(parts, NUM_KV_HEADS) or heads
     if any(part.get("multi_query") is True and not part.get("new_decoder_architecture") for part in parts):
         kv_heads = 1
     if any(part.get("multi_query_attention") is True for part in parts):  # ChatGLM
         kv_heads = first_count(parts, ("multi_query_group_num",)) or kv_heads
     hidden_size = first_count(parts, HIDDEN_SIZE)
-    head_dim = first_count(parts, _HEAD_DIM)
+    head_dim = first_count(parts, HEAD_DIM)
     if head_dim is None and hidden_size and heads:
         head_dim = hidden_size // heads
     return 2 * kv_heads * head_dim if kv_heads and head_dim else None
@@ -136,5 +136,5 @@ def _full_attention_elements(parts: tuple[Mapping[str, Any], ...]) -> int | None
     head_dim = first_count(parts, ("global_head_dim",))
     if head_dim is None:
         return None
-    kv_heads = first_count(parts, ("num_global_key_value_heads", *_NUM_KV_HEADS, *_NUM_HEADS))
+    kv_heads = first_count(parts, ("num_global_key_value_heads", *NUM_KV_HEADS, *NUM_HEADS))
     return 2 * kv_heads * head_dim if kv_heads else None

@@ -18,12 +18,13 @@ from ftw.hub import (
     http_errors,
     is_unreachable,
     list_repository,
+    parse_hub_address,
     parse_hub_id,
     presentable,
     refusal,
     wait_to_retry,
 )
-from ftw.readers import GGUF_METADATA_NAME, find, open_found
+from ftw.readers import GGUF_METADATA_NAME, STAGING_SUFFIX, find, open_found
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,7 +83,10 @@ def _path_or_hub_id(source: str | os.PathLike[str]) -> Path | HubId:
     path, name = Path(source), os.fspath(source)
     if name and path.exists():  # Path("") would be the current folder
         return path
-    hub_id = parse_hub_id(name) if isinstance(source, str) else None
+    if name and (path.parent / f".{path.name}{STAGING_SUFFIX}").is_dir():
+        problem = "path: is an unfinished conversion; resume=True with its source and this target ends it"
+        raise SourceNotFoundError(f"{printable(name)}: {problem}", reason="unfinished")
+    hub_id = parse_hub_id(name) or parse_hub_address(name) if isinstance(source, str) else None
     # Below a folder that is there, a name is a path with a slip in it, and not the hub's business.
     is_slip = (
         hub_id is not None and (Path(hub_id.repo_id).parent if not hub_id.inside else Path(hub_id.repo_id)).exists()

@@ -17,7 +17,15 @@ from ftw.conversion.publication import publish, restore_target
 from ftw.conversion.result import ConversionResult
 from ftw.conversion.resume_journal import Journal, keep_tensors, remove_journal
 from ftw.conversion.staging import StagingFolder
-from ftw.conversion.target import check_free_space, check_target, find_standing, parent_folders, resolve_target
+from ftw.conversion.target import (
+    check_disk,
+    check_free_space,
+    check_target,
+    find_standing,
+    named_as_typed,
+    parent_folders,
+    resolve_target,
+)
 from ftw.conversion.target_state import read_target_state
 from ftw.conversion.verification import verify
 from ftw.conversion.writing.chunk_reader import ChunkReader
@@ -87,19 +95,24 @@ def convert(
     destination = resolve_target(target)
     if not isinstance(shard_limit, int) or shard_limit < ALIGNMENT or shard_limit % ALIGNMENT:
         raise ValueError(f"shard_limit is {shard_limit}, a positive multiple of {ALIGNMENT} is needed")
-    with open_checkpoint(source, decode_df11=decode_df11, follow_links=follow_links) as checkpoint:
+    opened = open_checkpoint(source, decode_df11=decode_df11, follow_links=follow_links)
+    with named_as_typed(destination, target), opened as checkpoint:
         plan = plan_conversion(checkpoint, embed, shard_limit, layout, sha256=sha256)
         result = partial(ConversionResult, str(source), str(target), checkpoint.format, plan, dry_run=dry_run)
         may_write = partial(check_target, destination, checkpoint, overwrite=overwrite)
         staging = StagingFolder(destination)
         state = read_target_state(staging, plan, checkpoint, resume=resume)
+        difference = state.difference
         if state.is_put_aside and state.stranger is None and not dry_run:
             restore_target(staging)
-        if state.is_complete and (dry_run or _is_equal(destination, checkpoint, progress)):
-            if not dry_run:
-                staging.clear()
-            return result(0, state.free_nbytes, plan.shard_plan.nbytes, was_complete=True)
-        may_write(state.standing, stranger=state.stranger)
+        if state.is_complete:
+            difference = None if dry_run else _content_difference(destination, checkpoint, progress)
+            if difference is None:
+                if not dry_run:
+                    staging.clear()
+                return result(0, state.free_nbytes, plan.shard_plan.nbytes, was_complete=True)
+        may_write(state.standing, stranger=state.stranger, difference=difference)
+        check_disk(destination, max((shard.nbytes for shard in plan.shard_plan.shards), default=0))
         needed = needed_nbytes(plan, checkpoint.folder)
         if dry_run:
             # A journal may be ahead of the shards.
@@ -137,12 +150,14 @@ class _Progress:
             self._tell(self.done, self._total)
 
 
-def _is_equal(target: Path, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None) -> bool:
-    """Tell whether every byte of the target is right, as it is now."""
+def _content_difference(
+    target: Path, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None
+) -> str | None:
+    """Return what is wrong with the bytes of the target, as they are now; None if every one is right."""
     try:
-        return verify(target, against=checkpoint, progress=progress).is_ok
-    except FtwError:
-        return False
+        return next(iter(verify(target, against=checkpoint, progress=progress).problems), None)
+    except FtwError as error:
+        return str(error)
 
 
 def _iter_side_file(file: SideFile, progress: Callable[[int], None]) -> Iterator[bytes]:

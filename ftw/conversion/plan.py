@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ftw._version import __version__
-from ftw.checkpoint import CONFIG_NAME, TOKEN_EMBEDDING
+from ftw.checkpoint import CONFIG_NAME, TOKEN_EMBEDDING, find_not_a_model
 from ftw.conversion import metadata_files
 from ftw.conversion.writing.index_file import iter_index_without_checksums
 from ftw.conversion.writing.shard_plan import ShardPlan, count_shards, plan_shards
 from ftw.dtypes import DTYPES, torch_shape
-from ftw.errors import CheckpointError, NotEligibleError, OutputError, printable
+from ftw.errors import CheckpointError, OutputError, printable
 from ftw.files import MAX_NBYTES
 from ftw.layouts import LAYOUT_KEY, arrange, layout_of
 from ftw.readers import MAX_OTHERS, check_gguf_metadata_size, read_ftw_key
-from ftw.verdict import Placement, judge, plan_placement, refusal
+from ftw.verdict import Placement, judge, plan_placement, refuse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ftw.layouts import Arrangement
     from ftw.readers import DerivedFile, LeftOut
     from ftw.tensors import TensorInfo
-    from ftw.verdict import TableVerdict
+    from ftw.verdict import TableVerdict, Verdict
 
 _MAX_SHARDS = 10_000  # each costs a reader memory
 _MAX_LEFT_OUT = 1000  # entries of the index, which a reader takes up to a bound
@@ -101,7 +101,7 @@ def plan_conversion(
     """
     verdict = judge(checkpoint)
     arrangement = arrange(checkpoint, layout)
-    placement = _place_tables(plan_placement(verdict, embed, checkpoint.source), arrangement, embed)
+    placement = _place_tables(verdict, plan_placement(verdict, embed, checkpoint.source), arrangement, embed)
     roles = {
         copy: table.role
         for table in placement.host_tables
@@ -149,7 +149,7 @@ def plan_conversion(
     )
 
 
-def _place_tables(placement: Placement, arrangement: Arrangement, embed: str) -> Placement:
+def _place_tables(verdict: Verdict, placement: Placement, arrangement: Arrangement, embed: str) -> Placement:
     """Return a placement without the tables that a layout stores otherwise, as FreeToken does with DF11.
 
     Raises:
@@ -165,8 +165,7 @@ def _place_tables(placement: Placement, arrangement: Arrangement, embed: str) ->
         return replace(placement, host_tables=tuple(kept))
     why = "is no plain table in FreeToken's layout, which its server reads on the GPU alone"
     if embed == "host":
-        problem = f"{refusal(others[0], arrangement.source, why)}; embed 'gpu' or 'auto' leaves it on the GPU"
-        raise NotEligibleError(problem)
+        raise refuse(verdict, arrangement.source, why)
     return Placement("gpu", tuple(kept), why)
 
 
@@ -197,10 +196,13 @@ def _warnings(checkpoint: Checkpoint, shard_plan: ShardPlan, left_out: tuple[Lef
         name for name, tensor in checkpoint.tensors.items() if tensor.placement == "host" and name not in on_host
     ]
     if dropped:
-        problem = "the source stores these tables for host memory, the result will not; add --embed host to keep it"
+        problem = "the source stores these tables for host memory, the result will not; embed='host' keeps it"
         found.append(f"{', '.join(dropped)}: {problem}")
     if any((entry.kind, entry.name) == ("file", CONFIG_NAME) for entry in left_out):
         found.append(f"its {CONFIG_NAME} is left out, so the FTW has none")
+    not_a_model = find_not_a_model(checkpoint)
+    if not_a_model is not None:
+        found.append(f"an FTW of this is no model: {not_a_model.text}")
     return found
 
 

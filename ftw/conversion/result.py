@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftw.sizes import count_of, format_size
+
 if TYPE_CHECKING:
     from ftw.conversion.plan import ConversionPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ConversionResult:
     """What a conversion wrote, or with `dry_run` would write.
 
@@ -37,6 +39,15 @@ class ConversionResult:
     resumed_nbytes: int = 0
     was_complete: bool = False
     dry_run: bool = False
+
+    def __repr__(self) -> str:
+        """Return a line; `to_dict` has the rest."""
+        shard_plan = self.plan.shard_plan
+        done = "complete already" if self.was_complete else "plan" if self.dry_run else "written"
+        what = f"{count_of(len(shard_plan.tensors), 'tensor')}, {format_size(shard_plan.total_bytes)}"
+        shards = count_of(len(shard_plan.shards), "shard")
+        tables = ", ".join(table.name for table in self.plan.tables if self.plan.is_on_host(table)) or "nothing"
+        return f"ConversionResult({self.target!r}: {done}, {what} in {shards}; placed for host memory: {tables})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `ftw convert --json` prints."""

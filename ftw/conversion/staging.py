@@ -23,7 +23,7 @@ from ftw.conversion.resume_journal import (
 )
 from ftw.errors import CheckpointError, OutputError, printable
 from ftw.host import OpenFolder, is_own, owner_of
-from ftw.readers import OWN_NAMES
+from ftw.readers import OWN_NAMES, STAGING_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftw.conversion.plan import ConversionPlan
 
 _log = logging.getLogger("ftw")
-_KEPT = "%s: target: what was written is kept in %s; --resume (resume=True) continues it"
+_KEPT = "%s: target: what was written is kept in %s; resume=True continues it"
 _NOT_REMOVED = "%s: folder: is not needed any more, and cannot be removed: %s"
 _PRIVATE = 0o700
 _WRITABLE = 0o022  # by the group or by others
@@ -43,7 +43,7 @@ class StagingFolder:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.path = target.parent / f".{target.name}.ftw-partial"
+        self.path = target.parent / f".{target.name}{STAGING_SUFFIX}"
 
     @contextlib.contextmanager
     def left(self) -> Iterator[OpenFolder | None]:
@@ -85,7 +85,7 @@ class StagingFolder:
             return []
         if not is_journal_of(folder, plan.digest):
             found = "belongs to another state of the source, other options or another release and cannot be resumed"
-            problem = f"{printable(str(self.path))} {found}; without --resume a new conversion begins"
+            problem = f"{printable(str(self.path))} {found}; without resume=True a new conversion begins"
             raise NotResumableError(f"{printable(str(self.target))}: target: {problem}")
         return read_journal(folder, plan.shard_plan)
 

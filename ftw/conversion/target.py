@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import shutil
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +13,9 @@ from ftw.conversion.staging import StagingFolder
 from ftw.conversion.strangers import check_new_parent, follow_links
 from ftw.errors import OutputError, printable
 from ftw.files import MAX_NAME_NBYTES
-from ftw.host import fsync_folder
+from ftw.host import check_file_can_be_made, free_disk_nbytes, fsync_folder
 from ftw.readers import INDEX_NAME
+from ftw.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,9 +36,10 @@ class Standing(Enum):
 _REFUSALS = {
     Standing.FILE: "is a file, a folder that does not exist yet is needed",
     Standing.MOUNT_POINT: "is a mount point, which cannot be renamed; name a folder in it",
-    Standing.OTHER: "is not an FTW folder; --overwrite replaces nothing else",
+    Standing.OTHER: "is not an FTW folder; overwrite=True replaces nothing else",
 }
-_NOT_EMPTY = "exists and is not empty; --overwrite replaces an FTW folder"
+_REPLACE = "overwrite=True replaces an FTW folder"
+_NOT_EMPTY = f"exists and is not empty; {_REPLACE}"
 
 
 def resolve_target(given: str | os.PathLike[str]) -> Path:
@@ -77,28 +79,61 @@ def find_standing(folder: Path) -> Standing:
 
 
 def check_target(
-    target: Path, checkpoint: Checkpoint, standing: Standing, *, overwrite: bool, stranger: str | None = None
+    target: Path,
+    checkpoint: Checkpoint,
+    standing: Standing,
+    *,
+    overwrite: bool,
+    stranger: str | None = None,
+    difference: str | None = None,
 ) -> None:
     """Check that a folder may be made or replaced; `overwrite` allows to replace an FTW folder.
 
-    `stranger` says to whom else it belongs, for the message.
+    `stranger` says to whom else it belongs, `difference` how it differs from what would be made, for the message.
 
     Raises:
         OutputError: It may not.
     """
     source = checkpoint.folder.resolve()
     lies_inside = source in target.parents and checkpoint.path.is_dir()  # beside a single file it may lie
+    if target == source and checkpoint.path.is_dir():
+        raise _refusal(target, "is the source itself, another folder is needed")
     if target == source or lies_inside or target in source.parents:
         raise _refusal(target, f"and the source {printable(str(source))} must not contain each other")
     if standing in (Standing.FTW, Standing.OTHER) and not overwrite:
-        raise _refusal(target, _NOT_EMPTY if stranger is None else f"{_NOT_EMPTY}; {stranger}, so it is not trusted")
+        if stranger is not None:
+            raise _refusal(target, f"{_NOT_EMPTY}; {stranger}, so it is not trusted")
+        if difference is not None:
+            raise _refusal(target, f"exists and is not what this conversion makes: {difference}; {_REPLACE}")
+        raise _refusal(target, _NOT_EMPTY)
     if standing in _REFUSALS:
         raise _refusal(target, _REFUSALS[standing])
 
 
 def free_nbytes(target: Path) -> int:
-    """Return what is free on the disk that the target, or the nearest folder above it, lies on."""
-    return shutil.disk_usage(next((folder for folder in target.parents if folder.exists()), target)).free
+    """Return what this user may still write to the disk that the target, or the nearest folder above it, lies on."""
+    return free_disk_nbytes(_folder_above(target))
+
+
+def check_disk(target: Path, largest_nbytes: int) -> None:
+    """Check that the disk of a target takes files of that size from this user; nothing is written.
+
+    Raises:
+        OutputError: It does not: it is read-only, the folder is another's, or no file may be so long.
+    """
+    above = _folder_above(target)
+    try:
+        check_file_can_be_made(above, largest_nbytes)
+    except OSError as error:
+        where = f"be made in {printable(str(above))}"
+        if error.errno != errno.EFBIG:
+            raise _refusal(target, f"cannot {where}: {os.strerror(error.errno or 0).lower()}") from error
+        problem = f"no file of {format_size(largest_nbytes)} can {where}, by its file system or 'ulimit -f'"
+        raise _refusal(target, f"{problem}; smaller shards are allowed (--shard-size, shard_limit)") from error
+
+
+def _folder_above(target: Path) -> Path:
+    return next((folder for folder in target.parents if folder.exists()), target)
 
 
 def check_free_space(target: Path, needed: int) -> None:
@@ -114,7 +149,10 @@ def check_free_space(target: Path, needed: int) -> None:
 
 def no_room(target: Path, needed: int, free: int) -> str:
     """Return the line that says that a target does not fit on its disk."""
-    return f"{printable(str(target))}: target: needs {needed} bytes, {free} are free on its disk"
+    wanted, left = format_size(needed), format_size(free)
+    if wanted == left:  # rounded
+        wanted, left = f"{needed} bytes", f"{free}"
+    return f"{printable(str(target))}: target: needs {wanted}, {left} free on its disk"
 
 
 @contextlib.contextmanager
@@ -140,6 +178,18 @@ def parent_folders(target: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # one that is not empty any more, and those above it
             for folder in made:
                 folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def named_as_typed(target: Path, typed: str | os.PathLike[str]) -> Iterator[None]:
+    """Let errors of a target begin with its path as it was given, not with the real path that it has."""
+    try:
+        yield
+    except OutputError as error:
+        start = f"{printable(str(target))}: "
+        if str(error).startswith(start):
+            error.args = (f"{printable(os.fsdecode(typed))}: {str(error).removeprefix(start)}",)
         raise
 
 

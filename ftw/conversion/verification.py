@@ -50,6 +50,11 @@ class VerifyResult:
     problems: tuple[str, ...]
 
     @property
+    def is_content_checked(self) -> bool:
+        """Whether the content of every tensor was compared with anything: a checksum, or the source."""
+        return max(self.num_checksums, self.num_compared) == self.num_tensors
+
+    @property
     def is_ok(self) -> bool:
         """Whether no problem was found."""
         return not self.problems
@@ -57,7 +62,8 @@ class VerifyResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `ftw verify --json` prints."""
         keys = ("path", "against", "num_tensors", "num_checksums", "num_sha256", "num_compared", "nbytes")
-        return {**{key: getattr(self, key) for key in keys}, "ok": self.is_ok, "problems": list(self.problems)}
+        checked = {"content_checked": self.is_content_checked}
+        return {**{key: getattr(self, key) for key in keys}, **checked, "ok": self.is_ok, "problems": [*self.problems]}
 
 
 def verify(

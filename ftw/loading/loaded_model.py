@@ -13,6 +13,7 @@ from ftw.errors import ClosedError, NotEligibleError, printable
 from ftw.loading.device_copy import DeviceCopy
 from ftw.loading.options import LoadOptions, row_options
 from ftw.lookup import make_embedding
+from ftw.sizes import format_size
 from ftw.verdict import refusal
 
 if TYPE_CHECKING:
@@ -99,6 +100,13 @@ class LoadedModel:
                     yield tensor.name, self._device_table
                 else:
                     yield tensor.name, copy.load(self._checkpoint, tensor)
+
+    def __repr__(self) -> str:
+        """Return a line: the checkpoint, where its token embedding is, and what the tables take."""
+        tables = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in self.memory.pinned_bytes.items())
+        where = f"token embedding: {self.memory.placement}, tables in host memory: {tables or 'none'}"
+        state = ", closed" if self._closed else ""
+        return f"LoadedModel({self._checkpoint.source!r} on {self.device}; {where}{state})"
 
     def close(self) -> None:
         """Give the tables' memory back and end reading; every table is released even if one of them fails."""

@@ -10,7 +10,7 @@ from ftw.checkpoint import open_checkpoint
 from ftw.errors import printable
 from ftw.loading.host_tables import load_host_tables
 from ftw.loading.loaded_model import LoadedModel
-from ftw.loading.options import LoadOptions
+from ftw.loading.options import LoadOptions, parse_dtype
 from ftw.loading.ranks import all_or_none, resolve_group
 from ftw.loading.table_rows import check_vocab_range
 from ftw.pinned import MemoryMonitor, resolve_device
@@ -34,7 +34,7 @@ def load(
     *,
     embed: str = "gpu",
     device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     share: str | None = None,
     dummy: bool = False,
     max_pinned_bytes: int | str | None = None,
@@ -54,7 +54,8 @@ def load(
         embed: "host" puts the lookup tables into pinned host memory, "auto" does so where it is allowed and says why
             not where it isn't, "gpu" leaves them among the weights.
         device: Where the weights go and lookups run; None for the current GPU, or the CPU on a machine without one.
-        dtype: Of the rows that lookups return; None for the table's own, of a packed one bfloat16.
+        dtype: Of the rows that lookups return, a dtype of torch or its name, such as "bfloat16"; None for the table's
+            own, of a packed one bfloat16.
         share: "node" holds host tables once for all processes of this user on this host that load them so: the first
             fills shared memory, the others take it, the last one's end frees it.
         dummy: Make tables and weights of random values instead of reading them, in the encodings, shapes and places of
@@ -98,7 +99,7 @@ def load(
             options = LoadOptions(
                 embed=embed,
                 device=where,
-                dtype=dtype,
+                dtype=parse_dtype(dtype),
                 share=share,
                 is_dummy=dummy,
                 max_pinned_bytes=parse_nbytes("max_pinned_bytes", max_pinned_bytes),

@@ -58,7 +58,8 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
-            raise ValueError(f"dtype is {self.dtype!r}, a floating-point dtype of torch or None is needed")
+            allowed = "a floating-point dtype of torch, the name of one such as 'bfloat16', or None"
+            raise ValueError(f"dtype is {self.dtype!r}, {allowed} is needed")
         if self.share not in SHARES:
             raise ValueError(f"share is {self.share!r}, allowed are 'node' and None")
         parse_num_threads(self.num_threads)
@@ -83,6 +84,12 @@ class LoadOptions:
             raise ValueError(f"{asked} cuts tables, share='node' does not: {why}; give one of the two")
         if asked and self.embed == "gpu":
             raise ValueError(f"{asked} cuts tables in host memory, embed='gpu' has none; 'host' or 'auto' is needed")
+
+
+def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a dtype of torch that is given by its name, "bfloat16" or "torch.bfloat16"; what is none stays as it is."""
+    named = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else None
+    return named if isinstance(named, torch.dtype) else dtype  # type: ignore[return-value]  # LoadOptions refuses it
 
 
 def row_options(

@@ -12,6 +12,7 @@ import torch
 from ftw.host import max_resident_nbytes, resident_nbytes
 from ftw.pinned.buffer import count_pinned_bytes
 from ftw.pinned.devices import resolve_device
+from ftw.sizes import count_of, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +31,8 @@ class MemorySnapshot:
         device_allocated: Held by torch's tensors.
         device_reserved: Held by torch's allocator.
         host_resident: Resident memory of this process, shared pages included.
-        host_pinned: Bytes that this process has page-locked, through ftw and through torch.
+        host_pinned: Bytes that this process has page-locked, through ftw and through torch. In a report of a CPU,
+            which page-locks nothing, its tables count instead, as in `pinned_bytes`.
     """
 
     device_free: int
@@ -40,7 +42,7 @@ class MemorySnapshot:
     host_pinned: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MemoryReport:
     """What it cost to put tables into host memory.
 
@@ -62,6 +64,15 @@ class MemoryReport:
     before: MemorySnapshot
     peak: MemorySnapshot
     after: MemorySnapshot
+
+    def __repr__(self) -> str:
+        """Return a line of what was taken and freed; the snapshots have the rest."""
+        pinned = "page-locked" if self.device != "cpu" else "in host memory"
+        tables = f"{count_of(len(self.pinned_bytes), 'table')}, {format_size(self.total_pinned_bytes)} {pinned}"
+        resident = f"resident {format_size(self.before.host_resident)} before, {format_size(self.after.host_resident)}"
+        freed = f"{format_size(self.freed_bytes)} of VRAM freed"
+        where = f"{self.device}, token embedding: {self.placement} ({self.reason})"
+        return f"MemoryReport({where}; {tables}; {freed}; {resident} after)"
 
     @property
     def total_pinned_bytes(self) -> int:
@@ -119,6 +130,8 @@ class MemoryMonitor:
         if self._problem is not None:
             raise self._problem
         after = snapshot(self._device)
+        if self._device.type == "cpu":
+            after = replace(after, host_pinned=after.host_pinned + sum(pinned_bytes.values()))
         peak = _worse(self._peak, after)
         maxima = _read_maxima(self._device)
         if maxima.device_allocated > self._maxima.device_allocated:

@@ -14,6 +14,7 @@ from ftw.readers.ftw_format import (
     MAX_OTHERS,
     OWN_NAMES,
     SHARD_NAME,
+    STAGING_SUFFIX,
     VERSION,
     check_gguf_metadata_size,
     read_ftw_key,
@@ -23,6 +24,6 @@ from ftw.readers.safetensors_names import is_adapter_file, is_of_a_rank
 
 __all__ = [
     "ALIGNMENT", "FORMAT_NAME", "GGUF_METADATA_NAME", "INDEX_NAME", "JOURNAL_NAME", "MAX_OTHERS", "OWN_NAMES",
-    "SHARD_NAME", "VERSION", "DerivedFile", "Found", "LeftOut", "Problems", "Reader", "check_gguf_metadata_size",
-    "find", "is_adapter_file", "is_of_a_rank", "open_found", "open_reader", "read_ftw_key",
+    "SHARD_NAME", "STAGING_SUFFIX", "VERSION", "DerivedFile", "Found", "LeftOut", "Problems", "Reader",
+    "check_gguf_metadata_size", "find", "is_adapter_file", "is_of_a_rank", "open_found", "open_reader", "read_ftw_key",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from ftw.hub import Place, open_weight_file
 from ftw.readers.base import FileHead
 from ftw.readers.ftw import FtwReader
 from ftw.readers.gguf.reader import GgufReader
+from ftw.readers.no_checkpoint import describe_no_checkpoint
 from ftw.readers.safetensors import SafetensorsReader
 from ftw.readers.weight_names import HEAD_NBYTES, list_odd_files
 
@@ -46,8 +47,18 @@ def find(place: Place) -> Found:
         raise CheckpointError(place.folder, "folder", problem)
     if odd:
         return next(iter(odd.values()))
+    other = describe_no_checkpoint(place, _is_checkpoint)
     kind, formats = "folder" if place.is_folder else "file", " or ".join(READERS)
-    raise SourceNotFoundError(f"{printable(str(place.path))}: checkpoint: this {kind} holds none, {formats} is needed")
+    text = f"this {kind} holds none, {formats} is needed" if other is None else other.text
+    raise SourceNotFoundError(f"{printable(str(place.path))}: checkpoint: {text}", reason=other and other.reason)
+
+
+def _is_checkpoint(place: Place) -> bool:
+    """Tell whether a place holds a checkpoint, by names and an index."""
+    try:
+        return any(reader.find(place) is not None for reader in READERS.values())
+    except CheckpointError:
+        return False
 
 
 def open_found(found: Found, place: Place) -> Reader:

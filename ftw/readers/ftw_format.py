@@ -20,6 +20,7 @@ KINDS = ("weight", EXPERTS_BANK)
 INDEX_NAME = "freetoken_weight.json"
 SHARD_NAME = "freetoken-{:05}.ftw"
 GGUF_METADATA_NAME = "source_metadata.gguf"  # header and key-values of the GGUF that an FTW was made from
+STAGING_SUFFIX = ".ftw-partial"  # of the hidden folder that a conversion writes
 JOURNAL_NAME = ".ftw-journal"  # of a folder that is being written
 # What a folder calls its own files, some also while they are being written; nothing else may have such a name.
 OWN_NAMES = re.compile(rf"freetoken-\d{{5,}}\.ftw|({re.escape(INDEX_NAME)}|{re.escape(JOURNAL_NAME)})(\.tmp)?")

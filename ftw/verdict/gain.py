@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ftw.tensors import TensorInfo
     from ftw.verdict.verdict import Verdict
 
+RESERVE_NBYTES = 1 << 30  # a CUDA context takes 0.3 to 0.6 GiB, activations and a library's workspace the rest
 KV_ELEMENT_NBYTES = 2  # KV caches are counted in a 16-bit type, whatever the weights are
 
 _GENERATES = re.compile(
@@ -35,6 +36,15 @@ class Experts(NamedTuple):
     slot_bytes: int | None
     nbytes: int
 
+    @property
+    def count(self) -> int | None:
+        """How many there are, each of one layer, as far as all are of one size; None where there are none."""
+        return self.nbytes // self.slot_bytes if self.slot_bytes else None
+
+    def slots_in(self, nbytes: int) -> int | None:
+        """Return how many of them fit into `nbytes`, at most all; None where there are none."""
+        return None if self.count is None else min(_how_many(nbytes, self.slot_bytes) or 0, self.count)
+
 
 @dataclass(frozen=True, slots=True)
 class Gain:
@@ -43,7 +53,7 @@ class Gain:
     Attributes:
         vram_bytes: Bytes of the eligible tables that `embed="host"` moves.
         expert_slot_bytes: Bytes of one routed expert of one layer, in this checkpoint's encoding.
-        expert_slots: Experts that fit into `vram_bytes`.
+        expert_slots: Experts that fit into `vram_bytes`, were there so many.
         kv_bytes_per_token: Bytes that one token adds to a 16-bit KV cache.
         kv_tokens: Tokens that fit into `vram_bytes`.
     """
@@ -79,6 +89,8 @@ class Budget:
         vram_bytes: All of it.
         weights_bytes: All weights but tables that move and routed experts, which an engine can keep in host memory.
         expert_bytes: All routed experts.
+        num_experts: How many they are, each of one layer; None where there are none.
+        reserved_bytes: What stays with the CUDA context, activations and others.
         before: With those tables on the GPU.
         after: With them in host memory.
     """
@@ -88,6 +100,8 @@ class Budget:
     expert_bytes: int
     before: BudgetSide
     after: BudgetSide
+    num_experts: int | None
+    reserved_bytes: int
 
 
 def find_gain(config: ModelConfig, verdict: Verdict, experts: Experts) -> Gain:
@@ -96,19 +110,19 @@ def find_gain(config: ModelConfig, verdict: Verdict, experts: Experts) -> Gain:
     return Gain(vram, slot, _how_many(vram, slot), token, _how_many(vram, token))
 
 
-def plan_budget(checkpoint: Checkpoint, verdict: Verdict, experts: Experts, vram_bytes: int) -> Budget:
+def plan_budget(
+    checkpoint: Checkpoint, verdict: Verdict, experts: Experts, vram_bytes: int, reserve_bytes: int | None = None
+) -> Budget:
     """Return how `vram_bytes` are spent before and after the tables that move have left."""
     tables, token = _moving_nbytes(verdict), kv_bytes_per_token(checkpoint.config)
     weights = checkpoint.nbytes - tables - experts.nbytes
-    num_experts = experts.nbytes // experts.slot_bytes if experts.slot_bytes else 0
+    reserved = min(RESERVE_NBYTES, vram_bytes // 10) if reserve_bytes is None else reserve_bytes
 
     def share(table_bytes: int) -> BudgetSide:
-        left = vram_bytes - weights - table_bytes
-        slots = _how_many(left, experts.slot_bytes)
-        slots = slots if slots is None else min(slots, num_experts)
-        return BudgetSide(table_bytes, left, slots, _how_many(left, token))
+        left = vram_bytes - reserved - weights - table_bytes
+        return BudgetSide(table_bytes, left, experts.slots_in(left), _how_many(left, token))
 
-    return Budget(vram_bytes, weights, experts.nbytes, share(tables), share(0))
+    return Budget(vram_bytes, weights, experts.nbytes, share(tables), share(0), experts.count, reserved)
 
 
 def kv_bytes_per_token(config: ModelConfig) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ftw.checkpoint import MOVED_ROLES
-from ftw.errors import NotEligibleError, printable
+from ftw.verdict.wording import refuse
 
 if TYPE_CHECKING:
     from ftw.verdict.verdict import TableVerdict, Verdict
@@ -52,14 +52,9 @@ def plan_placement(verdict: Verdict, embed: str, source: str) -> Placement:
         return Placement("host", moved, table.detail)
     if embed == "auto":
         return Placement("gpu", moved, table.detail)
-    raise NotEligibleError(f"{refusal(table, source, table.detail)}; embed 'gpu' or 'auto' leaves it on the GPU")
+    raise refuse(verdict, source)
 
 
 def moving_tables(verdict: Verdict) -> tuple[TableVerdict, ...]:
     """Return the tables that move to host memory where they may."""
     return tuple(table for table in verdict.eligible_tables if table.role in MOVED_ROLES)
-
-
-def refusal(table: TableVerdict, source: str, why: str) -> str:
-    """Return the line that says why something cannot be done with a table of a checkpoint."""
-    return f"{printable(source)}: {printable(table.name) or 'token embedding'}: {printable(why)}"

@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ftw.checkpoint import TOKEN_EMBEDDING, find_adapter, find_heads, find_other_tables, find_token_embeddings
-from ftw.errors import CheckpointError, printable
+from ftw.checkpoint import TOKEN_EMBEDDING, find_heads, find_not_a_model, find_other_tables, find_token_embeddings
+from ftw.errors import CheckpointError
 from ftw.verdict import families
 from ftw.verdict.row_encoding import find_rows
 from ftw.verdict.tensor_equality import TensorEquality
@@ -28,7 +28,7 @@ from ftw.verdict.tie import GGUF_TABLE, NOT_SHARED, READ_WHOLE, Tie, is_read_who
 from ftw.verdict.tie_claim import read_claim
 
 if TYPE_CHECKING:
-    from ftw.checkpoint import Adapter, Checkpoint, ModelConfig, StoredModule
+    from ftw.checkpoint import Checkpoint, ModelConfig, StoredModule
 
 _MAX_PAIRS = 10_000
 # Rows beyond the tokens that are no reason to warn: padding to a multiple of up to 1024, ids that are kept for later.
@@ -136,20 +136,14 @@ def judge(checkpoint: Checkpoint) -> Verdict:
         tie = READ_WHOLE if is_read_whole(config, module) else NOT_SHARED
         tables.append(_judge_table(checkpoint, module, tie, role))
     warnings = (*checkpoint.warnings, *_warnings(checkpoint, tables), *_warn_of_base_model(config, tables, heads))
-    adapter = find_adapter(checkpoint)
-    if adapter is not None:
-        tables = [_refuse(table, adapter) for table in ([] if ties else [_NO_TABLE]) + tables]
-        return Verdict(tuple(tables), None, (adapter.evidence,), warnings)
+    other = find_not_a_model(checkpoint)
+    if other is not None and other.kind == "adapter":  # its tables replace those of its base
+        tables = [*([] if ties else [_NO_TABLE]), *tables]
+        tables = [replace(table, eligible=False, reason=other.kind, detail=other.text) for table in tables]
+        return Verdict(tuple(tables), None, (other.evidence,), warnings)
     if not ties:
         return Verdict((_NO_TABLE, *tables), None, (), warnings)
     return Verdict(tuple(tables), ties[0].value, ties[0].evidence, warnings)
-
-
-def _refuse(table: TableVerdict, adapter: Adapter) -> TableVerdict:
-    """Return the verdict on a table of an adapter, which replaces its base's, or on the one that it has not."""
-    of = f"of {printable(adapter.base)}" if adapter.base else "of a base that it does not name"
-    detail = f"an adapter {of}, and no model: merge it into its base, or inspect the base"
-    return replace(table, eligible=False, reason="adapter", detail=detail)
 
 
 def _judge_table(checkpoint: Checkpoint, module: StoredModule, tie: Tie, role: str = TOKEN_EMBEDDING) -> TableVerdict:

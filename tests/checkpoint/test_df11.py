@@ -273,7 +273,7 @@ def test_loaded_rows_are_those_of_the_plain_table(tmp_path: Path, embed: str) ->
         assert torch.equal(model.embedding(torch.arange(600)).view(torch.int16), plain.view(torch.int16))
         weights = dict(model.weights())
     assert set(weights) == {*under("lm_head", parts), *([TABLE] if embed == "gpu" else [])}
-    with pytest.raises(ftw.NotEligibleError, match="--decode-df11"):
+    with pytest.raises(ftw.NotEligibleError, match="; decode_df11=True makes"):
         ftw.load(folder, embed="host", device="cpu")
 
 

@@ -13,6 +13,7 @@ import torch
 from builders import llama_config, llama_tensors, write_checkpoint
 from ftw.cli import inspect as inspect_module
 from ftw.cli.main import main
+from ftw.sizes import format_size
 
 import ftw
 
@@ -73,7 +74,10 @@ def test_cli_wrong_usage_is_two(capsys, arguments):
 
 def test_cli_refusal_is_three(capsys, tied, tmp_path):
     text = fails(capsys, 3, "convert", tied, tmp_path / "out", "--embed", "host")
-    assert text.startswith(f"{tied}: model.embed_tokens.weight: tied to the LM head")
+    assert text == (
+        f"{tied}: model.embed_tokens.weight: refused: the LM head uses this same table (tie_word_embeddings is true; "
+        "LlamaForCausalLM has one, and none is stored); use --embed gpu or auto"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -81,7 +85,7 @@ def test_cli_refusal_is_three(capsys, tied, tmp_path):
 def test_cli_check_is_three_where_the_table_must_stay(capsys, tied, untied, as_json):
     assert main(["inspect", str(tied), "--check", *as_json]) == 3
     [line] = capsys.readouterr().err.splitlines()
-    assert "model.embed_tokens.weight: tied to the LM head" in line
+    assert "model.embed_tokens.weight: refused: the LM head uses this same table" in line
     assert main(["inspect", str(untied), "--check", *as_json]) == 0
     assert main(["inspect", str(tied), *as_json]) == 0
 
@@ -223,7 +227,8 @@ def test_cli_convert_json_tells_the_room(capsys, untied, tmp_path, monkeypatch):
     out, err = capsys.readouterr()
     planned = json.loads(out)
     assert (planned["dry_run"], planned["free_bytes"]) == (True, 5)
-    assert f"needs {planned['needed_bytes']} bytes, 5 are free on its disk" in err
+    assert f"needs {format_size(planned['needed_bytes'])}, 5 B free on its disk" in err
+    assert planned["error"] == err.removeprefix("ftw: error: ").rstrip()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=planned["needed_bytes"]))
     for dry_run, needed in (([], planned["needed_bytes"]), ([], 0), (["--dry-run"], 0)):
         assert main([*command, "--resume", *dry_run]) == 0
@@ -259,7 +264,7 @@ def test_cli_takes_odd_file_names(capfd, tmp_path, monkeypatch, name):
     (tmp_path / name / f"{name}.bin").write_text("weights")
     shown = name if name.isprintable() else ascii(name)[1:-1]
     assert main(["inspect", "--", name]) == 0
-    assert capfd.readouterr().out.startswith(f"{shown}  safetensors, LlamaForCausalLM\n")
+    assert capfd.readouterr().out.startswith(f"{shown}: yes, model.embed_tokens.weight can leave the GPU: untied")
     assert main(["convert", "--", name, f"{name}.out"]) == 0
     out, err = capfd.readouterr()
     assert out.startswith(f"wrote {shown}.out: 4 tensors")
@@ -282,7 +287,7 @@ def test_cli_prints_odd_tensor_names(capsys, tmp_path, name):
     shown = table if table.isprintable() else ascii(table)[1:-1]
     assert main(["inspect", str(source)]) == 0
     out = capsys.readouterr().out
-    assert out.count(shown) == 2  # in the table and below it
+    assert out.count(shown) == 3  # in the answer, in the table and below it
     assert "\x1b" not in out
     assert main(["convert", str(source), str(tmp_path / "out"), "--embed", "host"]) == 0
     assert f"placed for host memory: {shown}, " in capsys.readouterr().out
@@ -343,7 +348,7 @@ def test_cli_stays_silent_when_the_reader_of_its_output_has_left(tmp_path, size,
     arguments = ("convert", source, tmp_path / "out", "--dry-run", "--shard-size", "4KiB", *as_json)
     done = command(*arguments, stdout=writing, stderr=subprocess.PIPE, capture_output=False)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_cli_full_disk_under_stdout_is_one_line(untied):
@@ -360,10 +365,13 @@ def test_cli_full_disk_under_stdout_is_one_line(untied):
 def test_cli_runs_with_closed_streams(untied, closed, arguments):
     shell = f"{sys.executable} -m ftw.cli {arguments} {closed}"
     done = subprocess.run(shell, shell=True, cwd=untied.parent, capture_output=True, text=True, timeout=600)
-    assert done.returncode == ("nowhere" in arguments)
+    has_stdout = closed == "2>&-"
+    assert done.returncode == ("nowhere" in arguments or not has_stdout)
     assert "Traceback" not in done.stderr
-    if closed == "2>&-" and done.returncode:
+    if has_stdout and done.returncode:
         assert done.stdout == ""
+    if closed == ">&-" and "nowhere" not in arguments:
+        assert done.stderr == "ftw: error: stdout: file: bad file descriptor\n"
 
 
 def test_cli_progress_is_silent_where_stderr_is_no_terminal(tmp_path):

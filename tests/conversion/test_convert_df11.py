@@ -48,7 +48,7 @@ def test_decoded_table_is_plain_laid_out_for_the_host_and_verifies(source: Path,
 
 
 def test_without_the_option_it_stays_and_the_refusal_names_the_option(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotEligibleError, match="--decode-df11"):
+    with pytest.raises(NotEligibleError, match="; decode_df11=True makes"):
         ftw.convert(source, tmp_path / "out", embed="host")
     result = ftw.convert(source, tmp_path / "out", embed="auto")
     assert not result.plan.decoded
@@ -77,7 +77,7 @@ def test_interrupted_decoding_goes_on(source: Path, tmp_path: Path, monkeypatch:
 def test_what_was_decoded_is_known_to_an_ftw_made_anew(source: Path, tmp_path: Path) -> None:
     ftw.convert(source, tmp_path / "one", decode_df11=True, embed="host")
     result = ftw.convert(tmp_path / "one", tmp_path / "two", shard_limit=8192)
-    assert any("add --embed host to keep it" in warning for warning in result.plan.warnings)
+    assert any("embed='host' keeps it" in warning for warning in result.plan.warnings)
     for against in (tmp_path / "one", source):
         assert ftw.verify(tmp_path / "two", against=against).is_ok
 

@@ -111,7 +111,7 @@ def test_convert_error_of_a_write_can_be_resumed(tmp_path, monkeypatch, caplog, 
             ftw.convert(source, target, overwrite=True)
     assert_target_is_as_before(tmp_path / "work", old_target, is_left=True)
     assert caplog.messages == [
-        f"{target}: target: what was written is kept in {target.parent / STAGING}; --resume (resume=True) continues it"
+        f"{target}: target: what was written is kept in {target.parent / STAGING}; resume=True continues it"
     ]
     seen = []
     result = ftw.convert(
@@ -176,7 +176,7 @@ def test_convert_refuses_a_disk_that_is_too_small_before_it_writes(tmp_path, mon
             ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
             continue
         monkeypatch.setattr(os, "pwrite", None)
-        with pytest.raises(OutputError, match=f"target: needs {needed} bytes, {free} are free on its disk"):
+        with pytest.raises(OutputError, match=f"target: needs {needed} bytes, {free} free on its disk"):
             ftw.convert(source, tmp_path / "work" / "out", overwrite=True)
         assert_target_is_as_before(tmp_path / "work", old_target)
         monkeypatch.undo()
@@ -376,7 +376,7 @@ def test_convert_interrupted_exits_with_130_and_can_be_resumed(tmp_path, interru
     with interruptible():
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     kept = f"{target}: target: what was written is kept in {target.parent / STAGING}; "
-    lines = [f"ftw: warning: {kept}--resume (resume=True) continues it", "ftw: error: interrupted"]
+    lines = [f"ftw: warning: {kept}--resume continues it", "ftw: error: interrupted"]
     assert (done.returncode, done.stdout, done.stderr.splitlines()) == (130, "", lines)
     assert os.listdir(target.parent) == [STAGING]
     assert ftw.convert(source, target, resume=True).resumed_nbytes

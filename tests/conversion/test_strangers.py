@@ -93,7 +93,7 @@ def test_resume_does_not_call_complete_what_another_user_can_change(
     os.chown(shared / "out" / part, OTHER_UID, OTHER_UID)
     message = refusal(source, shared / "out", resume=True, dry_run=dry_run)
     assert message.startswith(
-        f"{shared / 'out'}: target: exists and is not empty; --overwrite replaces an FTW folder; "
+        f"{shared / 'out'}: target: exists and is not empty; overwrite=True replaces an FTW folder; "
     )
     assert message.endswith(f"{shared / 'out' / part} belongs to uid {OTHER_UID}, so it is not trusted")
 

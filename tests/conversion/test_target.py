@@ -41,9 +41,11 @@ def test_convert_refuses_a_target_and_changes_nothing(tmp_path, case, dry_run, o
         "link_to_source": tmp_path / "link",
     }[case]
     before, names = tree(tmp_path), sorted(tmp_path.rglob("*"))
-    with pytest.raises(OutputError, match=r"must not contain each other|is a file|not an FTW|not empty") as caught:
+    with pytest.raises(
+        OutputError, match=r"must not contain each other|is the source itself|is a file|not an FTW|not empty"
+    ) as caught:
         ftw.convert(source, target, overwrite=overwrite, dry_run=dry_run)
-    assert str(caught.value).startswith(f"{os.path.realpath(target)}: target: ")
+    assert str(caught.value).startswith(f"{target}: target: ")
     assert (tree(tmp_path), sorted(tmp_path.rglob("*"))) == (before, names)
 
 
@@ -67,7 +69,7 @@ def test_convert_keeps_an_existing_ftw_without_overwrite(tmp_path):
     source = llama(tmp_path / "src")
     ftw.convert(source, tmp_path / "out")
     before = tree(tmp_path)
-    with pytest.raises(OutputError, match="exists and is not empty; --overwrite replaces an FTW folder"):
+    with pytest.raises(OutputError, match="exists and is not empty; overwrite=True replaces an FTW folder"):
         ftw.convert(source, tmp_path / "out", embed="host")
     assert tree(tmp_path) == before
 
@@ -228,5 +230,5 @@ def test_dry_run_tells_that_the_disk_has_no_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5))
     result = ftw.convert(source, tmp_path / "out", dry_run=True)
     assert result.needed_nbytes > result.free_nbytes == 5
-    with pytest.raises(OutputError, match="5 are free on its disk"):
+    with pytest.raises(OutputError, match="5 B free on its disk"):
         ftw.convert(source, tmp_path / "out")

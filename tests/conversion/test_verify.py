@@ -56,6 +56,7 @@ def test_verify_finds_nothing_wrong_with_a_conversion(converted, source):
         "num_sha256": 0,
         "num_compared": 5,
         "nbytes": BIG + 2 * 1024 + 128 + 16,
+        "content_checked": True,
         "ok": True,
         "problems": [],
     }

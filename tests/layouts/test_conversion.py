@@ -34,8 +34,9 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object, status: int
     capsys.readouterr()
     assert main([*map(str, arguments)]) == status
     out, err = capsys.readouterr()
-    assert out == ""
     assert err.count("\n") == 1
+    told = json.loads(out)["error"] if "--json" in arguments else ""
+    assert (out == "") if not told else (err == f"ftw: error: {told}\n")
     return err
 
 
@@ -131,7 +132,7 @@ def rename_architecture(_spec, config, _tensors):
 @pytest.mark.parametrize(
     ("edit", "problem"),
     [
-        (rename_architecture, "architecture is UnheardOfForCausalLM, --layout freetoken knows LlamaForCausalLM"),
+        (rename_architecture, "architecture is UnheardOfForCausalLM, layout='freetoken' knows LlamaForCausalLM"),
         (without("layers.1.", "experts.2."), "expert 2 has none, each of the 4 experts of a layer needs one"),
         (without("layers.1."), "is missing, FreeToken's Qwen3MoeForCausalLM needs it"),
         (add_tensor, "model.layers.0.self_attn.extra.weight: FreeToken's Qwen3MoeForCausalLM has no place for it"),
@@ -152,9 +153,9 @@ def test_gguf_and_what_has_the_layout_already_are_refused(tmp_path, capsys):
     convert(source_of("qwen3_moe", tmp_path), tmp_path / "done")
     before = state(tmp_path)
     message = error_of(capsys, "convert", tmp_path / "model.gguf", tmp_path / "out", *LAYOUT)
-    assert "is a GGUF, --layout freetoken is made of safetensors" in message
+    assert "is a GGUF, layout='freetoken' is made of safetensors" in message
     message = error_of(capsys, "convert", tmp_path / "done", tmp_path / "out", *LAYOUT)
-    assert "layout: is FreeToken's already; --layout plain copies it" in message
+    assert "layout: is FreeToken's already; layout='plain' copies it" in message
     assert state(tmp_path) == before
 
 

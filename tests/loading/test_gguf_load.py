@@ -129,8 +129,8 @@ def test_tied_table_is_refused_for_the_host(tied: Path) -> None:
     with pytest.raises(ftw.NotEligibleError) as caught:
         ftw.load(tied, embed="host", device="cpu")
     assert str(caught.value) == (
-        f"{tied}: token_embd.weight: tied to the LM head: llama has one, and none is stored; "
-        "embed 'gpu' or 'auto' leaves it on the GPU"
+        f"{tied}: token_embd.weight: refused: the LM head uses this same table (llama has one, and none is "
+        "stored); use embed='gpu' or 'auto'"
     )
 
 

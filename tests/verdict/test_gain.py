@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import resource
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from builders import llama_config, llama_tensors, write_checkpoint, write_ftw
 from ftw.cli.main import main
 
 import ftw
+from ftw.errors import in_command_words
 from ftw.tensors import TensorInfo
 from ftw.verdict.gain import BudgetSide, Experts, find_experts
 from ftw.verdict.report import Report
@@ -121,7 +123,7 @@ TABLE_BYTES, REST_BYTES, SLOT_BYTES, NUM_EXPERTS, TOKEN_BYTES = (
 
 def inspect_moe(folder: Path, vram_bytes: int, **overrides: Any) -> Report:
     source = write_checkpoint(folder, moe_tensors(), llama_config(num_experts=4, **overrides))
-    return ftw.inspect(source, vram_bytes=vram_bytes)
+    return ftw.inspect(source, vram_bytes=vram_bytes, reserve_bytes=0)
 
 
 @pytest.mark.parametrize("left", [0, 1, SLOT_BYTES - 1, SLOT_BYTES, 5000, 10 * GIB], ids=str)
@@ -154,7 +156,9 @@ def test_budget_that_is_too_small_is_negative(tmp_path: Path, vram: int, before:
 
 
 def test_budget_of_a_dense_model_has_no_experts(tmp_path: Path) -> None:
-    budget = ftw.inspect(write_checkpoint(tmp_path, llama_tensors(), llama_config()), vram_bytes=GIB).budget
+    budget = ftw.inspect(
+        write_checkpoint(tmp_path, llama_tensors(), llama_config()), vram_bytes=GIB, reserve_bytes=0
+    ).budget
     assert budget is not None
     assert (budget.expert_bytes, budget.before.expert_slots, budget.after.expert_slots) == (0, None, None)
     assert budget.after.kv_tokens == (GIB - REST_BYTES) // TOKEN_BYTES
@@ -188,7 +192,7 @@ def test_budget_of_an_ftw_folder_is_that_of_its_source(tmp_path: Path) -> None:
     plain = inspect_moe(tmp_path / "plain", GIB)
     write_ftw(tmp_path / "ftw", moe_tensors())
     (tmp_path / "ftw" / "config.json").write_text((tmp_path / "plain" / "config.json").read_text())
-    assert ftw.inspect(tmp_path / "ftw", vram_bytes=GIB).budget == plain.budget
+    assert ftw.inspect(tmp_path / "ftw", vram_bytes=GIB, reserve_bytes=0).budget == plain.budget
 
 
 def test_budget_is_in_the_json_only_where_it_was_asked_for(tmp_path: Path) -> None:
@@ -198,6 +202,7 @@ def test_budget_is_in_the_json_only_where_it_was_asked_for(tmp_path: Path) -> No
         "vram_bytes": 10_000, "weights_bytes": REST_BYTES, "expert_bytes": NUM_EXPERTS * SLOT_BYTES,
         "before": {"table_bytes": 1024, "left_bytes": 7808, "expert_slots": 8, "kv_tokens": 244},
         "after": {"table_bytes": 0, "left_bytes": 8832, "expert_slots": 8, "kv_tokens": 276},
+        "num_experts": 8, "reserved_bytes": 0,
     }  # fmt: skip
     assert list(report).index("budget") == list(report).index("gain") + 1
     assert json.loads(json.dumps(report)) == report
@@ -221,6 +226,9 @@ def fails(capsys: Any, status: int, *arguments: object) -> str:
     return err
 
 
+RESERVED = "  0 B is kept for the CUDA context, activations and others (--reserve)"
+
+
 def test_vram_in_json_is_the_reports(capsys: Any, moe: Path) -> None:
     assert main(["inspect", str(moe), "--vram", "24GiB", "--json"]) == 0
     out, err = capsys.readouterr()
@@ -231,10 +239,10 @@ def test_vram_in_json_is_the_reports(capsys: Any, moe: Path) -> None:
 @pytest.mark.parametrize(
     ("vram", "lines"),
     [
-        ("10000", ["of 9.77 KiB of VRAM", "  weights take 1.14 KiB, 3.00 KiB of routed experts left out",
-                   "  tables on the GPU: 7.62 KiB left: room for 8 experts, or 244 KV tokens",
-                   "  tables in host memory: 8.62 KiB left: room for 8 experts, or 276 KV tokens"]),
-        ("2KiB", ["of 2.00 KiB of VRAM", "  weights take 1.14 KiB, 3.00 KiB of routed experts left out",
+        ("10000", ["of 9.77 KiB of VRAM", RESERVED, "  weights take 1.14 KiB, 3.00 KiB of routed experts left out",
+                   "  tables on the GPU: 7.62 KiB left: room for all 8 experts (3.00 KiB), or 244 KV tokens",
+                   "  tables in host memory: 8.62 KiB left: room for all 8 experts (3.00 KiB), or 276 KV tokens"]),
+        ("2KiB", ["of 2.00 KiB of VRAM", RESERVED, "  weights take 1.14 KiB, 3.00 KiB of routed experts left out",
                   "  tables on the GPU: 144 B too little for weights and tables",
                   "  tables in host memory: 880 B left: room for 2 experts, or 27 KV tokens"]),
     ],
@@ -242,7 +250,7 @@ def test_vram_in_json_is_the_reports(capsys: Any, moe: Path) -> None:
 )  # fmt: skip
 def test_vram_in_words(capsys: Any, moe: Path, monkeypatch: pytest.MonkeyPatch, vram: str, lines: list[str]) -> None:
     monkeypatch.setattr("ftw.cli.inspect._MIN_VRAM", 1)  # the checkpoint is tiny
-    assert main(["inspect", str(moe), "--vram", vram]) == 0
+    assert main(["inspect", str(moe), "--vram", vram, "--reserve", "0"]) == 0
     out = capsys.readouterr().out.splitlines()
     start = out.index(lines[0])
     assert out[start : start + len(lines)] == lines
@@ -315,8 +323,8 @@ def test_plot_is_written_in_the_format_of_its_suffix(capsys: Any, tmp_path: Path
 @pytest.mark.parametrize(
     ("vram", "labels"),
     [
-        ("24GiB", ["2.50 GiB", "1.00 GiB", "20.50 GiB", "2.50 GiB", "21.50 GiB"]),
-        ("3.25GiB", ["2.50 GiB", "1.00 GiB", "2.50 GiB", "0.75 GiB"]),
+        ("24GiB", ["2.50 GiB", "1.00 GiB", "1.00 GiB", "19.50 GiB", "2.50 GiB", "1.00 GiB", "20.50 GiB"]),
+        ("3.25GiB", ["2.50 GiB", "1.00 GiB", "0.32 GiB", "2.50 GiB", "0.32 GiB", "0.43 GiB"]),
     ],
     ids=["fits", "table-does-not-fit"],
 )
@@ -326,7 +334,8 @@ def test_plot_has_both_bars_labelled_in_gib(capsys: Any, tmp_path: Path, vram: s
     # Letters are drawn as paths; what they say is in a comment before each text.
     texts = [line.strip()[5:-4] for line in picture.read_text().splitlines() if line.strip().startswith("<!-- ")]
     assert [text for text in texts if text.endswith(" GiB")] == labels
-    said = ["tables on the GPU", "tables in host memory", "weights", "lookup tables", "left for experts and KV", "GiB"]
+    said = ["tables on the GPU", "tables in host memory", "weights", "lookup tables", "left for experts and KV", "GiB",
+            "context and activations"]  # fmt: skip
     assert set(said) <= set(texts)
     assert f"{source}: {float(vram[:-3]):.2f} GiB of VRAM" in texts
 
@@ -384,14 +393,6 @@ def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-m", "ftw.cli", *map(str, arguments)], **options)
 
 
-def printed_table(text: str) -> list[str]:
-    """Return the lines of the table: from its heading to the empty line after it."""
-    lines = text.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.lstrip().startswith("lookup table"))
-    end = next(number for number in range(start, len(lines)) if not lines[number].strip())
-    return lines[start:end]
-
-
 REASONS = {
     "ok": (llama_tensors(), llama_config()),
     "tied": (llama_tensors(head=False), llama_config(tie_word_embeddings=True)),
@@ -407,31 +408,29 @@ NGRAM = "model.language_model.layers.61.ple.ple_embedding.ngram_embedding"
 
 @pytest.mark.parametrize("parent", ["model", LONG], ids=["short", "long"])
 @pytest.mark.parametrize("reason", REASONS, ids=str)
-def test_table_fits_100_columns(
+def test_narrow_table_becomes_lines_that_keep_every_name_and_number(
     capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, parent: str
 ) -> None:
-    monkeypatch.setattr("ftw.cli.output._WIDTH_OF_FILES", 100)  # as a terminal of so many columns
+    monkeypatch.setattr("ftw.cli.output._WIDTH_OF_FILES", 40)  # as a terminal of so many columns
     stored, config = REASONS[reason]
     tensors = {name.replace("model.embed_tokens", f"{parent}.embed_tokens"): stored[name] for name in stored}
     tensors |= {f"{NGRAM}.shard_{number}.weight": torch.ones(9, 8).to(torch.float8_e4m3fn) for number in range(12)}
     tensors[f"{NGRAM}.weight_scale"] = torch.ones(1)
     source = write_checkpoint(tmp_path, tensors, config)
     assert main(["inspect", str(source)]) == 0
-    out = capsys.readouterr().out
-    lines = printed_table(out)
-    assert max(map(len, lines)) <= 100
-    text = "\n".join(lines)
-    assert ("yes" if reason == "ok" else f"no: {reason}") in text
-    assert "no: unsupported_encoding" in text
-    assert "…" not in text
-    first_column = "".join(line[: lines[0].index("role")].strip() for line in lines[2:])
+    lines = capsys.readouterr().out.splitlines()
+    assert "…" not in "".join(lines)
     for table in ftw.inspect(source).verdict.tables:
-        assert table.name in first_column
-        assert f"{table.name}: {table.reason}, {table.detail}" in out.splitlines()
+        start = lines.index(table.name)
+        may_leave = "yes" if table.eligible else f"no: {table.reason}"
+        assert lines[start + 1].strip() == table.role
+        assert lines[start + 6].strip() == f"may leave: {may_leave}"
+        assert max(map(len, lines[start + 1 : start + 7])) <= 40
+        assert in_command_words(f"{table.name}: {table.reason}, {table.detail}") in lines
 
 
-def test_table_of_huge_numbers_fits_100_columns(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftw.cli.output._WIDTH_OF_FILES", 100)  # as a terminal of so many columns
+def test_lines_of_a_table_have_its_huge_numbers(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftw.cli.output._WIDTH_OF_FILES", 40)  # as a terminal of so many columns
     from builders import safetensors_bytes, tensor_entry
 
     rows, columns = 320_001_536, 160
@@ -444,10 +443,9 @@ def test_table_of_huge_numbers_fits_100_columns(capsys: Any, tmp_path: Path, mon
     os.truncate(tmp_path / "model.safetensors", (tmp_path / "model.safetensors").stat().st_size + end)
     assert main(["inspect", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    lines = printed_table(out)
-    assert max(map(len, lines)) <= 100
-    assert all(str(number) in "\n".join(lines) for number in (rows, columns, 262_144, 10_752, "95.37 GiB"))
-    assert out.startswith(f"{tmp_path}  safetensors, unknown architecture\n2 tensors, 100.62 GiB: BF16 100.62 GiB\n")
+    lines = [line.strip() for line in out.splitlines()]
+    assert {f"{rows} rows", f"{columns} columns", "262144 rows", "10752 columns", "95.37 GiB"} <= set(lines)
+    assert "safetensors, unknown architecture\n2 tensors, 100.62 GiB: BF16 100.62 GiB\n" in out
 
 
 def on_terminal(*arguments: object, columns: int = 100, **environment: str) -> str:
@@ -483,10 +481,25 @@ def test_colours_are_for_terminals_alone(moe: Path) -> None:
     assert "\x1b" not in on_terminal("inspect", moe, "--json")
 
 
-def test_colours_heed_no_color(moe: Path) -> None:
-    assert "\x1b[32m" not in on_terminal("inspect", moe, NO_COLOR="1")
+@pytest.mark.parametrize("arguments", [["inspect"], ["--help"]], ids=["inspect", "help"])
+def test_no_color_means_no_escape_at_all(moe: Path, arguments: list[str]) -> None:
+    source = [moe] if arguments == ["inspect"] else []
+    assert "\x1b" not in on_terminal(*arguments, *source, NO_COLOR="1")
 
 
-def test_table_fits_the_terminal(moe: Path) -> None:
-    lines = printed_table(on_terminal("inspect", moe, NO_COLOR="1", TERM="dumb", columns=80))
-    assert max(map(len, lines)) <= 80
+@pytest.mark.parametrize("columns", [40, 60, 80, 100], ids=str)
+def test_report_fits_the_terminal(moe: Path, columns: int) -> None:
+    """What does not fit goes on in the next line, at a blank; a path or a command to copy stays in one."""
+    shown = on_terminal("inspect", moe, "--vram", "1GiB", NO_COLOR="1", columns=columns)
+    lines = shown.splitlines()
+    is_whole = ("ftw convert ", "in Python", "ftw.load(")
+    long = [line for line in lines if len(line) > columns and not line.startswith(is_whole)]
+    assert all(" " not in line.strip() for line in long), long
+    assert ("may leave: yes" in shown) == (columns < 100)
+    whole = " ".join(shown.split())
+    report = ftw.inspect(moe, vram_bytes=GIB)
+    assert report.budget is not None
+    for number in (64, 8, report.budget.after.kv_tokens, report.budget.before.kv_tokens, "102.40 MiB", "1.00 KiB"):
+        assert re.search(rf"\b{number}\b", whole)
+    for words in ("model.embed_tokens.weight can leave the GPU", "token_embedding", f"to use it: ftw convert {moe} "):
+        assert words in whole

@@ -227,8 +227,8 @@ def test_host_is_refused_where_the_token_embedding_is_tied(tmp_path: Path) -> No
     with pytest.raises(ftw.NotEligibleError) as caught:
         plan_placement(verdict, "host", "model")
     assert str(caught.value) == (
-        "model: token_embd.weight: tied to the LM head: gemma3n has one, and none is stored; "
-        "embed 'gpu' or 'auto' leaves it on the GPU"
+        "model: token_embd.weight: refused: the LM head uses this same table (gemma3n has one, and none is stored); "
+        "use embed='gpu' or 'auto'"
     )
 
 
@@ -383,7 +383,8 @@ def test_cli_check_tells_whether_the_table_may_leave(
     assert main(["inspect", str(path), "--check"]) == (0 if head else 3)
     out, err = capsys.readouterr()
     assert TABLE in out
-    refusal = f"ftw: error: {path}: {TABLE}: tied to the LM head: llama has one, and none is stored\n"
+    why = "the LM head uses this same table (llama has one, and none is stored)"
+    refusal = f"ftw: error: {path}: {TABLE}: refused: {why}; use --embed gpu or auto\n"
     assert err == ("" if head else refusal)
 
 

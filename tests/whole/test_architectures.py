@@ -90,7 +90,7 @@ def test_convert_to_host_refuses_exactly_the_tied_ones(saved: SavedModel, tmp_pa
     table = ftw.inspect(saved.folder).verdict.token_embedding
     assert table is not None
     assert table.name in message
-    assert "tied to the LM head" in message
+    assert "refused: the LM head uses this same table" in message
     assert "\n" not in message
     assert not (tmp_path / "out").exists()
 

@@ -95,7 +95,8 @@ def _own_name(model_class: type[PreTrainedModel]) -> str:
 def _check_format(checkpoint: Checkpoint, embed: str) -> None:
     source = printable(checkpoint.source)
     if checkpoint.config.is_gguf or any(tensor.ggml_type for tensor in checkpoint.tensors.values()):
-        raise FtwError(f"{source}: format: found weights of a GGUF, which no model of transformers takes; {_ALLOWED}")
+        found = "found weights of a GGUF, which no model of transformers takes"
+        raise FtwError(f"{source}: format: {found}; {_ALLOWED}, and ftw.load opens it for an engine of your own")
     if embed == "gpu":
         return
     for role, module in find_other_tables(checkpoint.tensors, [], checkpoint.source):

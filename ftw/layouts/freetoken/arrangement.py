@@ -213,10 +213,10 @@ def _is_past(name: str, num_layers: int) -> bool:
 
 def _find_family(checkpoint: Checkpoint) -> Family:
     if checkpoint.format == "gguf":
-        problem = "is a GGUF, --layout freetoken is made of safetensors; FreeToken reads a GGUF as it is"
+        problem = "is a GGUF, layout='freetoken' is made of safetensors; FreeToken reads a GGUF as it is"
         raise CheckpointError(checkpoint.source, "layout", problem)
     if any(tensor.kind == EXPERTS_BANK for tensor in checkpoint.tensors.values()):
-        raise CheckpointError(checkpoint.source, "layout", "is FreeToken's already; --layout plain copies it")
+        raise CheckpointError(checkpoint.source, "layout", "is FreeToken's already; layout='plain' copies it")
     family = find_family(checkpoint)
     not_served = NOT_SERVED.get(checkpoint.config.architecture or "")
     if not_served is not None:
@@ -224,6 +224,6 @@ def _find_family(checkpoint: Checkpoint) -> Family:
         raise CheckpointError(checkpoint.source, "config.json", problem)
     if family is None:
         known = ", ".join(name for family in FAMILIES for name in family.architectures)
-        problem = f"architecture is {printable(str(checkpoint.config.architecture))}, --layout freetoken knows {known}"
+        problem = f"architecture is {printable(str(checkpoint.config.architecture))}, layout='freetoken' knows {known}"
         raise CheckpointError(checkpoint.source, "config.json", problem)
     return family

@@ -1,0 +1,106 @@
+"""NotAModel: a checkpoint that opens and is no model of its own: an adapter, a projector, a vocabulary, or nothing.
+
+A GGUF says it itself. An adapter (weights that are added to those of a base model, or replace some) is known by the
+names of its files, or by its tensors: at least half of them are what LoRA and its kin train, of modules whose own weight
+is not stored.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftw.checkpoint.stored_modules import MAX_NAME
+from ftw.errors import printable
+from ftw.readers import is_adapter_file
+from ftw.readers.gguf import ARCHITECTURE_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftw.checkpoint.checkpoint import Checkpoint
+
+_ADAPTER_CONFIG_NAME = "adapter_config.json"
+_BASE_KEYS = ("base_model_name_or_path", "model")  # PEFT's, mlx-lm's
+_GGUF_BASE_KEYS = ("general.base_model.0.repo_url", "general.base_model.0.name")
+_TYPE_KEY = "general.type"
+_PROJECTOR_ARCHITECTURES = frozenset({"clip"})
+# What GGUF's `general.type` says of a file that is no model, other than an adapter.
+_GGUF_TYPES = {
+    "imatrix": "it is an importance matrix, which a quantiser reads; name the model's own file",
+    "mmproj": "it is a projector of images or sound, which is loaded beside a model; name the model's own file",
+    "vocab": "it is a vocabulary alone, without weights; name the model's own file",
+}
+# LoRA and DoRA of PEFT, mlx-lm and GGUF, LoHa and LoKr, IA3, VeRA, OFT, single tokens, prompts.
+_TRAINED = re.compile(
+    r"(?P<module>.*?)\.?(?:lora_(?:embedding_)?[ABab]|lora_magnitude_vector|hada_[wt]\d(?:_[ab])?|lokr_[wt]\d(?:_[ab])?"
+    r"|ia3_l|vera_lambda_[bd]|b?oft_[RrSs]|trainable_tokens_\w+|prompt_embeddings)(?:\.[\w.]+)?"
+)
+
+
+class NotAModel(NamedTuple):
+    """What a checkpoint is instead of a model.
+
+    Attributes:
+        kind: A word for programs: "adapter", "mmproj", "imatrix", "vocab" or "empty".
+        text: A part of a sentence, with what to do.
+        evidence: What it is known by.
+    """
+
+    kind: str
+    text: str
+    evidence: str = ""
+
+
+def find_not_a_model(checkpoint: Checkpoint) -> NotAModel | None:
+    """Return what a checkpoint is instead of a model; None of one that may be a model.
+
+    Raises:
+        CheckpointError: adapter_config.json is not a JSON object.
+    """
+    if checkpoint.config.is_gguf:
+        return _find_gguf(checkpoint)
+    files = [file.path.name for file in checkpoint.files]
+    is_named = bool(files) and all(map(is_adapter_file, files))
+    trained = "" if is_named else _find_trained(checkpoint)
+    if is_named or trained:
+        base = _first_text(checkpoint.read_json(_ADAPTER_CONFIG_NAME) or {}, _BASE_KEYS)
+        return NotAModel("adapter", describe_adapter(base), f"file:{files[0]}" if is_named else f"tensor:{trained}")
+    return None if checkpoint.tensors else NotAModel("empty", "it holds no tensor; name a folder or file with weights")
+
+
+def _find_gguf(checkpoint: Checkpoint) -> NotAModel | None:
+    raw = checkpoint.config.raw
+    kind = raw.get(_TYPE_KEY)
+    if kind == "adapter":
+        return NotAModel("adapter", describe_adapter(_first_text(raw, _GGUF_BASE_KEYS)), f"gguf:{_TYPE_KEY}={kind}")
+    if raw.get(ARCHITECTURE_KEY) in _PROJECTOR_ARCHITECTURES:
+        kind = "mmproj"
+    if not checkpoint.tensors and kind not in _GGUF_TYPES:
+        kind = "vocab"
+    return NotAModel(kind, _GGUF_TYPES[kind]) if isinstance(kind, str) and kind in _GGUF_TYPES else None
+
+
+def describe_adapter(base: str) -> str:
+    """Return what an adapter is, of which model if that is known, and what to do."""
+    named = f" of {printable(base)}" if base else ""
+    return (
+        f"it is an adapter (LoRA or the like){named}, no model; inspect or convert the base model, or merge them first"
+    )
+
+
+def _find_trained(checkpoint: Checkpoint) -> str:
+    """Return a tensor of an adapter whose module lacks a weight; empty if most of the tensors are not an adapter's."""
+    matches = (_TRAINED.fullmatch(name) for name in checkpoint.tensors if len(name) <= MAX_NAME)
+    found = [match for match in matches if match]
+    if not found or 2 * len(found) < len(checkpoint.tensors):
+        return ""
+    return next((match[0] for match in found if not _has_weight(checkpoint, match["module"])), "")
+
+
+def _has_weight(checkpoint: Checkpoint, module: str) -> bool:
+    return any(not _TRAINED.fullmatch(name) for name in checkpoint.names_below(module) if len(name) <= MAX_NAME)
+
+
+def _first_text(raw: Mapping[str, object], keys: tuple[str, ...]) -> str:
+    return next((value for key in keys if isinstance(value := raw.get(key), str) and value), "")
