@@ -1,8 +1,8 @@
 """NotAModel: a checkpoint that opens and is no model of its own: an adapter, a projector, a vocabulary, or nothing.
 
 A GGUF says it itself. An adapter (weights that are added to those of a base model, or replace some) is known by the
-names of its files, or by its tensors: at least half of them are what LoRA and its kin train, of modules whose own weight
-is not stored.
+names of its files, or by its tensors: at least half of them are what LoRA and its kin train, of modules whose own
+weight is not stored.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.checkpoint.stored_modules import MAX_NAME
 from ftw.errors import printable
-from ftw.readers import is_adapter_file
 from ftw.readers.gguf import ARCHITECTURE_KEY
+from ftw.readers.safetensors import is_adapter_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,10 +20,9 @@ from ftw.readers.ftw_format import (
     read_ftw_key,
 )
 from ftw.readers.problems import Problems
-from ftw.readers.safetensors_names import is_adapter_file, is_of_a_rank
 
 __all__ = [
     "ALIGNMENT", "FORMAT_NAME", "GGUF_METADATA_NAME", "INDEX_NAME", "JOURNAL_NAME", "MAX_OTHERS", "OWN_NAMES",
     "SHARD_NAME", "STAGING_SUFFIX", "VERSION", "DerivedFile", "Found", "LeftOut", "Problems", "Reader",
-    "check_gguf_metadata_size", "find", "is_adapter_file", "is_of_a_rank", "open_found", "open_reader", "read_ftw_key",
+    "check_gguf_metadata_size", "find", "open_found", "open_reader", "read_ftw_key",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from ftw.readers.base import FileHead
 from ftw.readers.ftw import FtwReader
 from ftw.readers.gguf.reader import GgufReader
 from ftw.readers.no_checkpoint import describe_no_checkpoint
-from ftw.readers.safetensors import SafetensorsReader
+from ftw.readers.safetensors.reader import SafetensorsReader
 from ftw.readers.weight_names import HEAD_NBYTES, list_odd_files
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from ftw.readers.ftw_format import (
 )
 from ftw.readers.ftw_index import read_ftw_index
 from ftw.readers.gguf.reader import read_gguf_metadata
-from ftw.readers.safetensors_header import read_safetensors_header
+from ftw.readers.safetensors.header import read_safetensors_header
 from ftw.readers.tensor_budget import TensorBudget
 from ftw.sizes import align_up
 from ftw.tensors import Extent

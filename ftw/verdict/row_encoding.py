@@ -13,7 +13,7 @@ from ftw.checkpoint import TOKEN_EMBEDDING, name_scheme
 from ftw.checkpoint.df11 import DECODED_ROLES
 from ftw.dtypes import FLOAT8_DTYPES, FLOAT_DTYPES, INTEGER_DTYPES
 from ftw.errors import printable
-from ftw.readers import is_of_a_rank
+from ftw.readers.safetensors import is_of_a_rank
 from ftw.verdict.packing import Packing, UnknownPackingError, find_packing
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Drawn safetensors files, read by ftw and by the safetensors library; see `ftw.readers.safetensors_header`."""
+"""Drawn safetensors files, read by ftw and by the safetensors library; see `ftw.readers.safetensors.header`."""
 
 from __future__ import annotations
 

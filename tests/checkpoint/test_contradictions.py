@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from builders import llama_config, llama_tensors, write_checkpoint
-from ftw.checkpoint.contradictions import HEADS_DIVIDE, find_contradictions
 
 import ftw
+from ftw.checkpoint.contradictions import HEADS_DIVIDE, find_contradictions
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2}
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {

@@ -21,10 +21,10 @@ from ftw.cli import progress as progress_module
 from ftw.cli.main import main
 from ftw.cli.output import print_warning
 from ftw.cli.progress import show_progress, show_waiting
-from ftw.host import disk
 
 import ftw
 from ftw.errors import FtwError, NotEligibleError, OutputError, in_command_words, in_python_words
+from ftw.host import disk
 
 TABLE = "model.embed_tokens.weight"
 

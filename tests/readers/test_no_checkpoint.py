@@ -10,10 +10,10 @@ import pytest
 import torch
 from builders import llama_config, llama_tensors, write_checkpoint
 from ftw.cli.main import main
-from ftw.hub import parse_hub_address
 from huggingface_hub import constants
 
 import ftw
+from ftw.hub import parse_hub_address
 
 ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "org/base-7b"}
 

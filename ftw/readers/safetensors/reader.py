@@ -1,4 +1,4 @@
-"""SafetensorsReader: a Hugging Face checkpoint, in one file or in shards; `safetensors_files` says which these are."""
+"""SafetensorsReader: a Hugging Face checkpoint, in one file or in shards; `ftw.readers.safetensors.files` says which these are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from ftw.errors import CheckpointError, printable
 from ftw.files import MAX_NBYTES
 from ftw.readers.base import DerivedFile, Found, LeftOut
-from ftw.readers.safetensors_files import WHOLE, choose_files
-from ftw.readers.safetensors_header import read_safetensors_header
+from ftw.readers.safetensors.files import WHOLE, choose_files
+from ftw.readers.safetensors.header import read_safetensors_header
 from ftw.readers.tensor_budget import KEY_NBYTES, TensorBudget
 from ftw.tensors import Extent
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ftw.files import WeightFile
     from ftw.hub import Place
     from ftw.readers.base import FileHead
-    from ftw.readers.safetensors_files import Index
+    from ftw.readers.safetensors.files import Index
     from ftw.tensors import TensorInfo
 
 _LENGTH_NBYTES = 8

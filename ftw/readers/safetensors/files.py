@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftw.errors import CheckpointError, printable
 from ftw.files import JsonStream, is_name_inside, open_json_file, short_repr
 from ftw.readers.base import LeftOut
-from ftw.readers.safetensors_names import find_ranks_part, is_of_a_rank, why_no_part, without_strays
+from ftw.readers.safetensors.names import find_ranks_part, is_of_a_rank, why_no_part, without_strays
 from ftw.readers.tensor_budget import KEY_NBYTES, TensorBudget
 from ftw.readers.weight_names import list_weight_files
 

@@ -1,0 +1,8 @@
+"""The safetensors format: which files make up a checkpoint, what their names tell, and their headers.
+
+Imports: `ftw.files`, `ftw.hub`, the seam in `ftw.readers.base`. No torch.
+"""
+
+from ftw.readers.safetensors.names import is_adapter_file, is_of_a_rank
+
+__all__ = ["is_adapter_file", "is_of_a_rank"]
