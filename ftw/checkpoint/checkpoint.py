@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CHUNK_NBYTES = 16 << 20
 _PARALLEL_NBYTES = 2 * CHUNK_NBYTES  # one chunk, cold or warm, a thread alone reads faster (2 cores; 2026-11-30)
 _NO_FIGURE = "the KV cache is not counted"
-_NOTHING_TO_DECODE = "--decode-df11 (decode_df11=True): no lookup table is stored as DF11, so none is decoded"
+_NOTHING_TO_DECODE = "decode_df11=True: no lookup table is stored as DF11, so none is decoded"
 
 
 class Checkpoint:

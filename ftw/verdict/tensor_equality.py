@@ -66,7 +66,7 @@ class TensorEquality:
     def _digest_of_first(self, name: str) -> bytes:
         if name not in self._first:
             first = bytearray(min(_FIRST_CHUNK_NBYTES, self._checkpoint.find_tensor(name).nbytes))
-            self._checkpoint.read_into(name, first)
+            self._checkpoint.read_into(name, first, offset=0)
             self._first[name] = xxhash.xxh3_128_digest(first)
         return self._first[name]
 
