@@ -160,7 +160,9 @@ def _grid(found: list[TableVerdict]) -> Table:
 
 def _print_budget(budget: Budget) -> None:
     print_line(f"of {format_size(budget.vram_bytes)} of VRAM")
-    print_line(f"  {format_size(budget.reserved_bytes)} is kept for the CUDA context, activations and others (--reserve)")
+    print_line(
+        f"  {format_size(budget.reserved_bytes)} is kept for the CUDA context, activations and others (--reserve)"
+    )
     experts = f", {format_size(budget.expert_bytes)} of routed experts left out" if budget.expert_bytes else ""
     print_line(f"  weights take {format_size(budget.weights_bytes)}{experts}")
     if not budget.before.table_bytes:

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from ftw.verdict import Report
 
 _GIB = 1 << 30
-_COLOURS = {"weights": "#4c72b0", "lookup tables": "#dd8452", "context and activations": "#8c8c8c", "left for experts and KV": "#55a868"}
+_COLOURS = {
+    "weights": "#4c72b0",
+    "lookup tables": "#dd8452",
+    "context and activations": "#8c8c8c",
+    "left for experts and KV": "#55a868",
+}
 
 
 def check_plot(path: Path) -> None:

@@ -68,7 +68,7 @@ def show_waiting(command: str, *, is_quiet: bool = False) -> Iterator[Callable[[
     The line comes after two seconds and goes with the end.
     """
     if is_quiet or not sys.stderr.isatty():
-        yield lambda text: None
+        yield lambda _: None
         return
     from tqdm import tqdm
 

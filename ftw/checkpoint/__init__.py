@@ -21,7 +21,8 @@ from ftw.checkpoint.tensor_names import (
 )
 
 __all__ = [
-    "CHUNK_NBYTES", "CONFIG_NAME", "FILE_TYPE_KEY", "MOVED_ROLES", "NGRAM_EMBEDDING", "PER_LAYER_EMBEDDING", "TIE_KEY",
-    "TOKEN_EMBEDDING", "Checkpoint", "ModelConfig", "NotAModel", "StoredModule", "config_parts", "find_heads",
-    "find_not_a_model", "find_other_tables", "find_token_embeddings", "is_position_like", "name_scheme", "open_checkpoint", "open_damaged",
+    "CHUNK_NBYTES", "CONFIG_NAME", "FILE_TYPE_KEY", "MOVED_ROLES", "NGRAM_EMBEDDING", "PER_LAYER_EMBEDDING",
+    "TIE_KEY", "TOKEN_EMBEDDING", "Checkpoint", "ModelConfig", "NotAModel", "StoredModule", "config_parts",
+    "find_heads", "find_not_a_model", "find_other_tables", "find_token_embeddings", "is_position_like", "name_scheme",
+    "open_checkpoint", "open_damaged",
 ]  # fmt: skip

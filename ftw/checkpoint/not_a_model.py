@@ -53,4 +53,6 @@ def describe_adapter(config: dict[str, object] | None) -> str:
     """Return what an adapter is, of which model if its configuration says so, and what to do."""
     base = None if config is None else config.get(_BASE_KEY)
     named = f" of '{printable(base)}'" if isinstance(base, str) and base else ""
-    return f"it is an adapter (LoRA or the like){named}, no model; inspect or convert the base model, or merge them first"
+    return (
+        f"it is an adapter (LoRA or the like){named}, no model; inspect or convert the base model, or merge them first"
+    )

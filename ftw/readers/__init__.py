@@ -23,6 +23,6 @@ from ftw.readers.problems import Problems
 
 __all__ = [
     "ALIGNMENT", "FORMAT_NAME", "GGUF_METADATA_NAME", "INDEX_NAME", "JOURNAL_NAME", "MAX_OTHERS", "OWN_NAMES",
-    "SHARD_NAME", "STAGING_SUFFIX", "VERSION", "DerivedFile", "Found", "LeftOut", "Problems", "Reader", "check_gguf_metadata_size",
-    "find", "open_found", "open_reader", "read_ftw_key",
+    "SHARD_NAME", "STAGING_SUFFIX", "VERSION", "DerivedFile", "Found", "LeftOut", "Problems", "Reader",
+    "check_gguf_metadata_size", "find", "open_found", "open_reader", "read_ftw_key",
 ]  # fmt: skip

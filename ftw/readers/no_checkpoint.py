@@ -1,4 +1,4 @@
-"""What lies at a place that holds no checkpoint, and what to do about it; known by names, and a file by its beginning."""
+"""What lies at a place that holds no checkpoint, and what to do; known by names, and a file by its beginning."""
 
 from __future__ import annotations
 
@@ -92,4 +92,3 @@ def _way_out(impostor: str) -> str:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return f"{', '.join(map(printable, names[:_MAX_NAMED]))}{more}"
-

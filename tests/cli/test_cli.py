@@ -13,9 +13,9 @@ import torch
 from builders import llama_config, llama_tensors, write_checkpoint
 from ftw.cli import inspect as inspect_module
 from ftw.cli.main import main
-from ftw.sizes import format_size
 
 import ftw
+from ftw.sizes import format_size
 
 ODD_NAMES = [
     "with space", "größe", "new\nline", "-dash", "[red]x", "[bold]", ":smile:", "tab\t", "back\\slash", "esc\x1b[31m",

@@ -41,7 +41,9 @@ def test_convert_refuses_a_target_and_changes_nothing(tmp_path, case, dry_run, o
         "link_to_source": tmp_path / "link",
     }[case]
     before, names = tree(tmp_path), sorted(tmp_path.rglob("*"))
-    with pytest.raises(OutputError, match=r"must not contain each other|is the source itself|is a file|not an FTW|not empty") as caught:
+    with pytest.raises(
+        OutputError, match=r"must not contain each other|is the source itself|is a file|not an FTW|not empty"
+    ) as caught:
         ftw.convert(source, target, overwrite=overwrite, dry_run=dry_run)
     assert str(caught.value).startswith(f"{target}: target: ")
     assert (tree(tmp_path), sorted(tmp_path.rglob("*"))) == (before, names)

@@ -156,7 +156,9 @@ def test_budget_that_is_too_small_is_negative(tmp_path: Path, vram: int, before:
 
 
 def test_budget_of_a_dense_model_has_no_experts(tmp_path: Path) -> None:
-    budget = ftw.inspect(write_checkpoint(tmp_path, llama_tensors(), llama_config()), vram_bytes=GIB, reserve_bytes=0).budget
+    budget = ftw.inspect(
+        write_checkpoint(tmp_path, llama_tensors(), llama_config()), vram_bytes=GIB, reserve_bytes=0
+    ).budget
     assert budget is not None
     assert (budget.expert_bytes, budget.before.expert_slots, budget.after.expert_slots) == (0, None, None)
     assert budget.after.kv_tokens == (GIB - REST_BYTES) // TOKEN_BYTES
