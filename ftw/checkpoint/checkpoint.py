@@ -297,7 +297,8 @@ def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
     """
     metadata = reader.gguf_metadata()
     if metadata is not None:
-        return parse_gguf_config(*metadata), ()
+        config = parse_gguf_config(*metadata)
+        return config, tuple(f"metadata: {problem}; {_NO_FIGURE}" for problem in config.contradictions)
     if reader.place.leads_out(CONFIG_NAME):
         return ModelConfig(), (f"{CONFIG_NAME} is a link that leads out of the folder, and is not read",)
     config = read_model_config(reader.place)

@@ -8,7 +8,7 @@ import pytest
 from builders import llama_config, llama_tensors, write_checkpoint
 
 import ftw
-from ftw.checkpoint.contradictions import HEADS_DIVIDE, find_contradictions
+from ftw.checkpoint.contradictions import HEADS_DIVIDE, find_contradictions, find_gguf_contradictions
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2}
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
@@ -57,6 +57,19 @@ def test_contradiction_is_a_warning_and_leaves_the_figure_out(tmp_path: Path) ->
     assert (report.gain.kv_tokens, report.gain.kv_bytes_per_token) == (None, None)
     assert report.budget is not None
     assert report.budget.after.kv_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("heads", "found"),
+    [
+        ((8, 3, 64, None), ("8 attention heads cannot share 3 key and value heads evenly",)),
+        ((7, 7, 64, None), ("hidden_size is 64, which is no multiple of 7 attention heads",)),
+        ((7, 7, 64, 16), ()), ((8, 2, 64, None), ()), ((None, None, None, None), ()), (([8, 4], [2, 1], 64, None), ()),
+    ],
+    ids=["kv-heads", "heads", "key-length", "plain", "nothing", "by-layer"],
+)  # fmt: skip
+def test_contradictions_of_a_gguf(heads: tuple[Any, ...], found: tuple[str, ...]) -> None:
+    assert find_gguf_contradictions(*heads) == found
 
 
 def test_families_are_those_that_transformers_checks() -> None:
