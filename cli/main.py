@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     except NotEligibleError as error:
         _tell(str(error), error, words)
         return REFUSED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer makes the latter of the former
         # Whoever read our output has left; nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED

@@ -48,8 +48,8 @@ class ClosedStream(io.TextIOBase):
     def __init__(self, nowhere: io.TextIOBase) -> None:
         self._nowhere = nowhere
 
-    def write(self, _text: str) -> int:
-        """Refuse to write."""
+    def write(self, _: str) -> int:
+        """Fail, as the system does."""
         raise OSError(errno.EBADF, os.strerror(errno.EBADF), "stdout")
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CHUNK_NBYTES = 16 << 20
 _PARALLEL_NBYTES = 2 * CHUNK_NBYTES  # one chunk, cold or warm, a thread alone reads faster (2 cores; 2026-11-30)
 _NO_FIGURE = "the KV cache is not counted"
-_NOTHING_TO_DECODE = "--decode-df11 (decode_df11=True): no lookup table is stored as DF11, so none is decoded"
+_NOTHING_TO_DECODE = "decode_df11=True: no lookup table is stored as DF11, so none is decoded"
 
 
 class Checkpoint:
@@ -309,7 +309,8 @@ def _read_config(reader: Reader) -> tuple[ModelConfig, tuple[str, ...]]:
     """
     metadata = reader.gguf_metadata()
     if metadata is not None:
-        return parse_gguf_config(*metadata), ()
+        config = parse_gguf_config(*metadata)
+        return config, tuple(f"metadata: {problem}; {_NO_FIGURE}" for problem in config.contradictions)
     if reader.place.leads_out(CONFIG_NAME):
         return ModelConfig(is_unread=True), (f"{CONFIG_NAME} is a link that leads out of the folder, and is not read",)
     config = read_model_config(reader.place)

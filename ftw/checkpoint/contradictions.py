@@ -37,6 +37,14 @@ def find_contradictions(part: Mapping[str, Any]) -> tuple[str, ...]:
     return (*_wrong_lists(part), *_wrong_heads(part))
 
 
+def find_gguf_contradictions(
+    heads: object, kv_heads: object, hidden_size: object, key_length: object
+) -> tuple[str, ...]:
+    """Return what contradicts itself in the metadata of a GGUF, which may have a number of heads for each layer."""
+    numbers = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "hidden_size": hidden_size}
+    return tuple(_wrong_heads({**numbers, "head_dim": key_length}))
+
+
 def _wrong_lists(part: Mapping[str, Any]) -> Iterator[str]:
     layers = part.get("num_hidden_layers")
     for key in _BY_LAYER:

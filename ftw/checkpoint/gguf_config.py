@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ftw.checkpoint.config import ModelConfig
+from ftw.checkpoint.contradictions import find_gguf_contradictions
 from ftw.checkpoint.kv_cache import MAX_COUNT
 from ftw.errors import CheckpointError
 from ftw.files import is_count, short_repr
@@ -18,6 +19,7 @@ TOKENS_KEY = "tokenizer.ggml.tokens"
 FILE_TYPE_KEY = "general.file_type"
 
 _MAX_LAYERS = 1 << 16
+_HEAD_KEYS = ("attention.head_count", "attention.head_count_kv", "embedding_length", "attention.key_length")
 _OF_ANY_SIZE = frozenset({"STRING", "ARRAY"})
 
 
@@ -39,7 +41,10 @@ def parse_gguf_config(metadata: Mapping[str, Any], path: Path) -> ModelConfig:
     blocks = facts.count("block_count")
     drafts = facts.count("nextn_predict_layers") or 0  # blocks for speculative decoding, at the end
     num_layers = blocks - drafts if blocks and drafts < blocks else None
-    kv_layers = _kv_elements_by_layer(facts, num_layers) if num_layers and num_layers <= _MAX_LAYERS else []
+    heads = (facts.value(key) for key in _HEAD_KEYS)
+    contradictions = find_gguf_contradictions(*heads)
+    is_countable = not contradictions and num_layers is not None and num_layers <= _MAX_LAYERS
+    kv_layers = _kv_elements_by_layer(facts, num_layers) if num_layers and is_countable else []
     return ModelConfig(
         architecture=architecture,
         model_type=architecture,
@@ -55,6 +60,7 @@ def parse_gguf_config(metadata: Mapping[str, Any], path: Path) -> ModelConfig:
         is_gguf=True,
         has_output_weight=has_output_weight,
         num_tokens=num_tokens,
+        contradictions=contradictions,
         raw=metadata,
     )
 

@@ -83,7 +83,7 @@ def _find_gguf(checkpoint: Checkpoint) -> NotAModel | None:
 
 def describe_adapter(base: str) -> str:
     """Return what an adapter is, of which model if that is known, and what to do."""
-    named = f" of {printable(base)}" if base else ""
+    named = f" of '{printable(base)}'" if base else ""
     return (
         f"it is an adapter (LoRA or the like){named}, no model; inspect or convert the base model, or merge them first"
     )

@@ -30,8 +30,8 @@ from ftw.host.threads import count_processors, start_threads
 
 __all__ = [
     "DIRECT_REFUSALS", "HUGE_PAGE_NBYTES", "PAGE_NBYTES", "HostLimits", "HostMemory", "Memory", "OpenFolder",
-    "address_of", "check_file_can_be_made", "count_pages_by_node", "count_processors", "end_direct", "free_disk_nbytes",
-    "fsync_folder", "granted", "granted_by", "is_cached", "is_link", "is_own", "is_own_or_roots", "max_resident_nbytes",
-    "node_of_pci_device", "open_direct_to_read", "open_to_read", "owner_of", "read_at", "read_host_limits",
-    "resident_nbytes", "start_threads", "temporary_name", "write_at", "write_atomically",
+    "address_of", "check_file_can_be_made", "count_pages_by_node", "count_processors", "end_direct",
+    "free_disk_nbytes", "fsync_folder", "granted", "granted_by", "is_cached", "is_link", "is_own", "is_own_or_roots",
+    "max_resident_nbytes", "node_of_pci_device", "open_direct_to_read", "open_to_read", "owner_of", "read_at",
+    "read_host_limits", "resident_nbytes", "start_threads", "temporary_name", "write_at", "write_atomically",
 ]  # fmt: skip

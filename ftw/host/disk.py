@@ -40,7 +40,8 @@ def check_file_can_be_made(folder: Path, nbytes: int) -> None:
         OSError: It may not: the folder is read-only or another's, or no file may be so long.
     """
     if not os.access(folder, os.W_OK | os.X_OK):
-        code = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+        is_read_only = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
+        code = errno.EROFS if is_read_only else errno.EACCES
         raise OSError(code, os.strerror(code), str(folder))
     if not hasattr(os, "O_TMPFILE"):
         return

@@ -87,7 +87,7 @@ class LoadOptions:
 
 
 def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return a dtype of torch that is given by its name, "bfloat16" or "torch.bfloat16"; what is none stays as it is."""
+    """Return a dtype of torch that is given by its name, such as "bfloat16"; what is none stays as it is."""
     named = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else None
     return named if isinstance(named, torch.dtype) else dtype  # type: ignore[return-value]  # LoadOptions refuses it
 

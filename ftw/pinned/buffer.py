@@ -188,7 +188,9 @@ def _map(name: str, nbytes: int, huge_pages: bool, numa_node: int | None) -> Hos
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
-        problem = f"could not allocate {nbytes} bytes: {error.strerror}; {read_host_limits().describe()}; {_ADVICE}"
+        problem = (
+            f"could not allocate {format_size(nbytes)}: {error.strerror}; {read_host_limits().describe()}; {_ADVICE}"
+        )
         raise PinError(f"{printable(name)}: host memory: {problem}") from error
 
 

@@ -25,7 +25,6 @@ from ftw.readers.ftw_format import (
     FORMAT_NAME,
     GGUF_METADATA_NAME,
     INDEX_NAME,
-    OWN_NAMES,
     check_gguf_metadata_size,
     read_ftw_key,
 )
@@ -74,15 +73,8 @@ class FtwReader:
 
     @staticmethod
     def find(place: Place) -> Found | None:
-        """Return the FTW of a folder with an index, or of an index that the user named; it says which are its files.
-
-        Raises:
-            CheckpointError: The user named one shard.
-        """
-        has_index = (place.folder / INDEX_NAME).is_file()
-        if not place.is_folder and has_index and OWN_NAMES.fullmatch(place.path.name) and place.path.name != INDEX_NAME:
-            raise CheckpointError(place.path, "file", "is a part of an FTW, open the folder instead")
-        is_ftw = has_index if place.is_folder else place.path.name == INDEX_NAME
+        """Return the FTW of a folder with an index, or of an index that the user named; it says which are its files."""
+        is_ftw = (place.folder / INDEX_NAME).is_file() if place.is_folder else place.path.name == INDEX_NAME
         return Found(FtwReader.format, FtwReader) if is_ftw else None
 
     @staticmethod

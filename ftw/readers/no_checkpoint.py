@@ -1,4 +1,4 @@
-"""What lies at a place that holds no checkpoint, and what to do about it; known by names, and a file by its beginning."""
+"""What lies at a place that holds no checkpoint, and what to do; known by names, and a file by its beginning."""
 
 from __future__ import annotations
 
@@ -74,8 +74,6 @@ def _describe_file(place: Place) -> NoCheckpoint | None:
     if place.roots is not None and place.path.is_file():  # of the hub nothing is fetched for this
         with place.path.open("rb") as file:
             first = file.read(8)
-    if first.startswith(b"GGUF"):
-        return NoCheckpoint("gguf_name", "is a GGUF file whose name does not end with .gguf; rename it")
     if impostor := find_impostor(first):
         return NoCheckpoint("pickle" if "pickle" in impostor else "download", f"{impostor}{_way_out(impostor)}")
     if name.endswith(_PICKLES):

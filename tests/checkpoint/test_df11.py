@@ -198,7 +198,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
     folder = write_df11(tmp_path, parts, (400, BLOCK_BITS))
     buffer = bytearray(plain.nbytes)
     with ftw.open_checkpoint(folder, decode_df11=True) as checkpoint:
-        checkpoint.read_into(TABLE, buffer[:2])  # numpy, and what else is imported once
+        checkpoint.read_into(TABLE, buffer[:2], offset=0)  # numpy, and what else is imported once
         tracemalloc.start()
         checkpoint.read_into(TABLE, buffer)
         peak = tracemalloc.get_traced_memory()[1]

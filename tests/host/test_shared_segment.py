@@ -430,7 +430,7 @@ def test_segment_refuses_an_endless_identity(folder):
 
 
 def test_segment_that_cannot_fit_is_refused_before_it_is_made(small_tmpfs):
-    with pytest.raises(SharedMemoryError, match=r"needs 4198400 bytes of shared memory, 3145728 are free.*--shm-size"):
+    with pytest.raises(SharedMemoryError, match=r"needs 4\.00 MiB of shared memory, 3\.00 MiB free.*--shm-size"):
         opened(small_tmpfs, 4 << 20, fill_never)
     assert not any(small_tmpfs.iterdir())
 
@@ -443,7 +443,7 @@ def test_segment_that_runs_out_of_pages_is_an_error_and_no_signal(small_tmpfs, m
     found = os.statvfs(small_tmpfs)
     answers = [UNLIMITED, UNLIMITED, found]
     monkeypatch.setattr(os, "fstatvfs", lambda descriptor: answers.pop(0))
-    with pytest.raises(SharedMemoryError, match=r"needs 4198400 bytes of shared memory, 3145728 are free"):
+    with pytest.raises(SharedMemoryError, match=r"needs 4\.00 MiB of shared memory, 3\.00 MiB free"):
         opened(small_tmpfs, 4 << 20, fill_never, huge_pages=huge_pages)
     wait_until_nothing_is_left(small_tmpfs)
     wait_until(
@@ -455,7 +455,7 @@ def test_segment_whose_header_does_not_fit_is_an_error(small_tmpfs, monkeypatch)
     (small_tmpfs / "full").write_bytes(bytes(3 << 20))
     answers = [UNLIMITED, os.statvfs(small_tmpfs)]
     monkeypatch.setattr(os, "fstatvfs", lambda descriptor: answers.pop(0))
-    with pytest.raises(SharedMemoryError, match=r"needs 20480 bytes of shared memory, 0 are free"):
+    with pytest.raises(SharedMemoryError, match=r"needs 20\.00 KiB of shared memory, 0 B free"):
         opened(small_tmpfs, filler=fill_never)
     assert [path.name for path in small_tmpfs.iterdir()] == ["full"]
 

@@ -249,7 +249,7 @@ def test_memory_that_is_not_to_be_had_is_an_error_that_names_the_table(monkeypat
         PinnedBuffer(1 << 62, name="wte\n")
     message = str(caught.value)
     assert message.startswith(
-        f"wte\\n: host memory: could not allocate {1 << 62} bytes: Cannot allocate memory; free are"
+        "wte\\n: host memory: could not allocate 4194304.00 TiB: Cannot allocate memory; free are"
     )
     assert len(message.splitlines()) == 1
     assert isinstance(caught.value.__cause__, OSError)

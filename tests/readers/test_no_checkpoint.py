@@ -69,11 +69,6 @@ def interrupt(folder: Path) -> Path:
     return folder / "out"
 
 
-def write_gguf_without_suffix(folder: Path) -> Path:
-    (folder / "blob").write_bytes(b"GGUF" + bytes(20))
-    return folder / "blob"
-
-
 def write_file(name: str, content: bytes = b"{}") -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         (folder / name).write_bytes(content)
@@ -85,7 +80,7 @@ def write_file(name: str, content: bytes = b"{}") -> Callable[[Path], Path]:
 NO_CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "pickle": (write_pickle, "pickle", "holds PyTorch pickles (pytorch_model.bin), which are never opened; save the"),
     "legacy-pickle": (write_legacy_pickle, "pickle", "is a pickle, which is never opened; save the model as safetens"),
-    "pickle-file": (lambda folder: write_pickle(folder) / "pytorch_model.bin", "pickle", "PyTorch pickle, which is nev"),
+    "pickle-file": (lambda folder: write_pickle(folder) / "pytorch_model.bin", "pickle", "PyTorch pickle, which is"),
     "diffusers": (write_diffusers, "diffusers", "its sub-folders that can be opened: text_encoder, transformer"),
     "adapter": (write_adapter_pickle, "adapter", "of 'org/base-7b', no model; name the base model"),
     "shard": (write_shard, "ftw_shard", "is a shard of an FTW; name its folder, which holds freetoken_weight.json"),
@@ -99,7 +94,6 @@ NO_CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "config-file": (lambda folder: write_file("config.json")(folder) / "config.json", "no_weights", "name its folder"),
     "sub-folders": (lambda folder: write_diffusers(folder / "a").parent / "a", "diffusers", "text_encoder"),
     "onnx": (write_file("model.onnx"), "other_format", "holds weights of ONNX (model.onnx)"),
-    "gguf-name": (write_gguf_without_suffix, "gguf_name", "is a GGUF file whose name does not end with .gguf"),
 }  # fmt: skip
 
 
@@ -123,7 +117,7 @@ def test_what_is_no_checkpoint_says_what_it_is(capsys: Any, tmp_path: Path, case
 def test_folder_of_checkpoints_names_them(tmp_path: Path) -> None:
     for name in ("snapshot-1", "snapshot-2"):
         write_checkpoint(tmp_path / name, llama_tensors(), llama_config())
-    with pytest.raises(ftw.SourceNotFoundError, match="sub-folders that can be opened: snapshot-1, snapshot-2$"):
+    with pytest.raises(ftw.SourceNotFoundError, match=r"sub-folders that can be opened: snapshot-1, snapshot-2$"):
         ftw.inspect(tmp_path)
 
 

@@ -339,7 +339,7 @@ def test_index_of_an_ftw_under_another_name_is_opened(tmp_path: Path) -> None:
 
 def test_shard_of_an_ftw_is_refused_by_its_folder(tmp_path: Path) -> None:
     folder = write_ftw(tmp_path, llama_tensors())
-    with pytest.raises(CheckpointError, match="is a part of an FTW, open the folder instead"):
+    with pytest.raises(ftw.SourceNotFoundError, match="is a shard of an FTW; name its folder"):
         ftw.open_checkpoint(folder / "freetoken-00000.ftw")
 
 

@@ -67,7 +67,9 @@ def test_adapter_is_no_model(tmp_path: Path, tensors: dict[str, torch.Tensor], c
         report = ftw.inspect(source)
         table = report.verdict.token_embedding
         assert (table.reason, table.eligible, report.verdict.tied) == ("adapter", False, None)
-        assert table.detail == f"an adapter of {BASE}, and no model: merge it into its base, or inspect the base"
+        assert table.detail.startswith(
+            f"it is an adapter (LoRA or the like) of '{BASE}', no model; inspect or convert the"
+        )
         assert not report.verdict.eligible_tables
         assert report.to_dict()["host"] == {"eligible": False, "reason": "adapter", "nbytes": 0}
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ftw.errors import SharedMemoryError, printable
 from ftw.host.memory import PAGE_NBYTES
 from ftw.host.shared.tmpfs import free_nbytes, is_tmpfs
-from ftw.sizes import align_up
+from ftw.sizes import align_up, format_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +77,8 @@ class SegmentSpec:
         """Return the error that tells how much is free beside an open file, and what to do."""
         free = free_nbytes(descriptor)
         return self.error(
-            f"needs {self.file_nbytes} bytes of shared memory, {free} are free; enlarge {printable(str(self.folder))} "
+            f"needs {format_size(self.file_nbytes)} of shared memory, {format_size(free)} free; "
+            f"enlarge {printable(str(self.folder))} "
             f"(docker run --shm-size=SIZE, or mount -o remount,size=SIZE), or {DO_NOT_SHARE}"
         )
 

@@ -1,4 +1,7 @@
-"""SafetensorsReader: a Hugging Face checkpoint, in one file or in shards; `ftw.readers.safetensors.files` says which these are."""
+"""SafetensorsReader: a Hugging Face checkpoint, in one file or in shards.
+
+Which files these are `ftw.readers.safetensors.files` says.
+"""
 
 from __future__ import annotations
 
