@@ -78,7 +78,7 @@ def test_commands_refuse_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixtur
     source = write_adapter(tmp_path / "a", TRAINED["modules-to-save"], "adapter_model.safetensors", None, None)
     assert main(["inspect", str(source), "--check"]) == 3
     assert main(["convert", str(source), str(tmp_path / "out"), "--embed", "host"]) == 3
-    assert "an adapter of a base that it does not name, and no model" in capsys.readouterr().err
+    assert "it is an adapter (LoRA or the like), no model" in capsys.readouterr().err
     ftw.convert(source, tmp_path / "out")  # its tensors are tensors
     assert ftw.inspect(tmp_path / "out").verdict.token_embedding.reason == "adapter"
 
@@ -90,7 +90,7 @@ def test_gguf_says_itself_that_it_is_an_adapter(tmp_path: Path, kind: str) -> No
     tensors = {"token_embd.weight": np.ones((10, 64), np.float32), "output.weight": np.zeros((10, 64), np.float32)}
     table = ftw.inspect(write_gguf(tmp_path / "m.gguf", tensors, kvs)).verdict.token_embedding
     assert table.reason == ("ok" if kind == "model" else "adapter")
-    assert table.eligible or table.detail.startswith("an adapter of Base 8B, and no model")
+    assert table.eligible or table.detail.startswith("it is an adapter (LoRA or the like) of 'Base 8B', no model")
 
 
 ROUTED = {f"model.layers.{layer}.router.lora_A.weight": torch.ones(4, 8) for layer in range(9)}
