@@ -209,6 +209,7 @@ def _warn_of_base_model(config: ModelConfig, tables: list[TableVerdict], heads: 
     free = next((table.name for table in tables if table.role == TOKEN_EMBEDDING and table.eligible), None)
     if free is None or heads or not is_base or not has_lm:
         return ()
-    everyone = "transformers' classes with one, vLLM and llama.cpp's converter give"
-    others = everyone if read_claim(config).v5 else "llama.cpp's converter gives"
-    return (f"{names[0]} has no LM head, and none is stored; {others} such a folder a head that is {free}",)
+    everyone = "an LM class of transformers, vLLM or llama.cpp's converter"
+    who = everyone if read_claim(config).v5 else "llama.cpp's converter"
+    problem = f"{names[0]} has no LM head, and none is stored: what takes the folder for a language model all the same"
+    return (f"{problem}, as {who}, gives it a head that is {free}",)
