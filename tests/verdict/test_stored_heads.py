@@ -294,3 +294,23 @@ def marian(folder: Path, **options: Any) -> dict[str, tuple[str, bool]]:
 def test_encoders_table_of_two_vocabularies_is_free(tmp_path: Path, tie: bool) -> None:
     found = marian(tmp_path, share_encoder_decoder_embeddings=False, tie_word_embeddings=tie)
     assert found == {"encoder": ("ok", True), "decoder": ("tied", False) if tie else ("ok", True)}
+
+
+# tables in two tensors
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("model.transformer.wte", ("embedding", "new_embedding")),  # Molmo
+        ("model.embed_tokens", ("weight", "additional_embedding.weight")),  # Idefics
+    ],
+    ids=["molmo", "idefics"],
+)
+def test_table_in_two_tensors_is_named_and_stays(tmp_path: Path, path: str, parts: tuple[str, str]) -> None:
+    tensors = {f"{path}.{part}": matrix(rows) for part, rows in zip(parts, (64, 4), strict=True)}
+    tensors["model.transformer.ff_out.weight"] = matrix(seed=1)
+    [table] = ftw.inspect(write_checkpoint(tmp_path, tensors, llama_config())).verdict.tables
+    assert (table.reason, table.eligible) == ("unsupported_encoding", False)
+    assert table.detail.startswith("rows in two tensors: ")
+    assert parts[1] in table.detail
