@@ -33,9 +33,11 @@ _GGUF_TYPES = {
 }
 # LoRA and DoRA of PEFT, mlx-lm and GGUF, LoHa and LoKr, IA3, VeRA, OFT, single tokens, prompts.
 _TRAINED = re.compile(
-    r"(?P<module>.*?)\.?(?:lora_(?:embedding_)?[ABab]|lora_magnitude_vector|hada_[wt]\d(?:_[ab])?|lokr_[wt]\d(?:_[ab])?"
-    r"|ia3_l|vera_lambda_[bd]|b?oft_[RrSs]|trainable_tokens_\w+|prompt_embeddings)(?:\.[\w.]+)?"
+    r"(?:^|\.)(?:lora_(?:embedding_)?[ABab]|lora_magnitude_vector|hada_[wt]\d(?:_[ab])?|lokr_[wt]\d(?:_[ab])?"
+    r"|ia3_l|vera_lambda_[bd]|b?oft_[RrSs]|trainable_tokens_\w+|prompt_embeddings)(?=\.|$)"
 )
+# A part of each such name, since most of a model's names have none, and there may be 100,000.
+_HINTS = ("lora_", "hada_", "lokr_", "ia3_l", "vera_lambda_", "oft_", "trainable_tokens_", "prompt_embeddings")
 
 
 class NotAModel(NamedTuple):
@@ -91,15 +93,28 @@ def describe_adapter(base: str) -> str:
 
 def _find_trained(checkpoint: Checkpoint) -> str:
     """Return a tensor of an adapter whose module lacks a weight; empty if most of the tensors are not an adapter's."""
-    matches = (_TRAINED.fullmatch(name) for name in checkpoint.tensors if len(name) <= MAX_NAME)
-    found = [match for match in matches if match]
-    if not found or 2 * len(found) < len(checkpoint.tensors):
-        return ""
-    return next((match[0] for match in found if not _has_weight(checkpoint, match["module"])), "")
+    found: list[re.Match[str]] = []
+    num_others = 0
+    for name in checkpoint.tensors:
+        match = _TRAINED.search(name) if _is_hinted(name) else None
+        if match:
+            found.append(match)
+        else:
+            num_others += 1
+            if 2 * num_others > len(checkpoint.tensors):
+                return ""
+    return next((one.string for one in found if not _has_weight(checkpoint, one.string[: one.start()])), "")
+
+
+def _is_hinted(name: str) -> bool:
+    for hint in _HINTS:  # `any` takes twice as long
+        if hint in name:
+            return len(name) <= MAX_NAME
+    return False
 
 
 def _has_weight(checkpoint: Checkpoint, module: str) -> bool:
-    return any(not _TRAINED.fullmatch(name) for name in checkpoint.names_below(module) if len(name) <= MAX_NAME)
+    return any(not _TRAINED.search(name) for name in checkpoint.names_below(module) if len(name) <= MAX_NAME)
 
 
 def _first_text(raw: Mapping[str, object], keys: tuple[str, ...]) -> str:

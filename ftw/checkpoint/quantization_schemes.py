@@ -51,6 +51,10 @@ _SCHEMES = (
     Scheme("HIGGS", ("weight", "scales", "tables2")),
     Scheme("FP-Quant", ("qweight", "scales")),
     Scheme("FP-Quant", ("dqweight",)),
+    Scheme("EXL2", ("q_weight", "q_scale")),
+    Scheme("EXL3", ("trellis",)),
+    Scheme("rows in two tensors", ("embedding", "new_embedding")),
+    Scheme("rows in two tensors", ("weight", "additional_embedding.weight")),
 )
 _SCALES = ("weight_scale_inv", "weight_scale", "scale_weight", "scale", "scales")
 

@@ -39,6 +39,7 @@ _IN_PLACE_OF_WEIGHT = (
     r"|sign_mantissa|output_positions|gaps|split_positions|embedding_quantized|codes|codebooks)"
     r"|dqweight|dense_weights|indices|centroids\.weight|tables2|trellis|weight_[gv]|weight\..+"
     r"|parametrizations\.weight\..+"
+    r"|(?:new_)?embedding"  # Molmo: rows of its vocabulary, and of the tokens added last
 )
 _ADAPTATION = re.compile(_ADAPTED)
 SCALES = re.compile(_BESIDE_WEIGHT)

@@ -118,6 +118,8 @@ FLAG_WITHOUT_EFFECT = frozenset(
 NEVER_TIED = frozenset("bark clvp_decoder coarse_acoustics csm dia flava qwen2_5_omni_talker rembert semantic".split())
 # Encoder-decoders whose LM head shares the decoder's table at most: one that the encoder has for itself is free.
 ENCODER_TABLE_FREE = frozenset(["blip", "encoder-decoder", "fsmt", "t5gemma"])
+# Those whose decoder's table is their LM head in transformers 4 whatever the flag says: its projection has that weight.
+DECODER_TABLE_IS_HEAD = frozenset(["fsmt"])
 # Those of which it is free where the configuration says that the two sides have vocabularies of their own.
 ENCODER_TABLE_FREE_IF_NOT_SHARED = frozenset(["marian"])
 SHARED_VOCABULARY_KEY = "share_encoder_decoder_embeddings"

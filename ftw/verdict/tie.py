@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftw.checkpoint import config_parts
 from ftw.ggml_types import gguf_architectures
 from ftw.verdict import families
 from ftw.verdict.stored_heads import DRAFT_VOCABULARY, find_unplaced_heads, has_shape_of, keep_lm_heads, name_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ftw.verdict.tie_claim import TieClaim
 
 
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 GGUF_TABLE, _GGUF_HEAD = "token_embd", "output"
 
 
@@ -91,6 +93,10 @@ def _judge_shared(
     if _is_encoders_alone(checkpoint, table, tables, claim, equality):
         beside = (*claim.evidence, "the decoder's table has other bytes")
         return Tie(False, "ok", beside, "untied: the LM head can share the decoder's table, and this is the encoder's")
+    if config.model_type in families.DECODER_TABLE_IS_HEAD:
+        return Tie(
+            True, "tied", claim.evidence, f"tied: in {config.model_type} the LM head is the decoder's table itself"
+        )
     stored = heads
     heads = keep_lm_heads(checkpoint, table, stored, is_tie_told=_is_tie_told(config, claim))
     if not heads:
@@ -265,4 +271,15 @@ def _equal_modules(checkpoint: Checkpoint, left: StoredModule, right: StoredModu
         mine = {name.removeprefix(f"{left.path}."): name for name in parts} or mine
     if set(mine) != set(theirs):
         return False
+    if list(mine) == ["weight"]:
+        stored = [checkpoint.find_tensor(side["weight"]).dtype for side in (mine, theirs)]
+        if stored[0] != stored[1]:  # a loader gives both the model's type
+            return equality.is_equal_as(_dtype_of(checkpoint.config) or stored[0], mine["weight"], theirs["weight"])
     return all(equality.is_equal(mine[suffix], theirs[suffix]) for suffix in mine)
+
+
+def _dtype_of(config: ModelConfig) -> str:
+    """Return the type that config.json gives the model's weights; empty if it is none that they are cast to."""
+    parts = config_parts(config.raw)
+    names = [part.get(key) for part in reversed(parts) for key in ("dtype", "torch_dtype")]
+    return next((_DTYPES[name] for name in names if isinstance(name, str) and name in _DTYPES), "")

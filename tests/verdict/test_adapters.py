@@ -136,7 +136,9 @@ def test_adapter_beside_shards_without_an_index_is_no_part_of_the_model(tmp_path
 def test_last_adapter_of_a_training_is_taken_alone(tmp_path: Path) -> None:
     for file in ("0000100_adapters.safetensors", "0000200_adapters.safetensors", "adapters.safetensors"):
         write_adapter(tmp_path, TRAINED["mlx-lm"], file, None, "model")
-    assert ftw.inspect(tmp_path).verdict.token_embedding.detail.startswith(f"an adapter of {BASE}")
+    assert ftw.inspect(tmp_path).verdict.token_embedding.detail.startswith(
+        f"it is an adapter (LoRA or the like) of '{BASE}'"
+    )
     with ftw.open_checkpoint(tmp_path) as checkpoint:
         assert [file.path.name for file in checkpoint.files] == ["adapters.safetensors"]
 

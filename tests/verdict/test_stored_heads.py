@@ -241,6 +241,36 @@ def test_small_lm_head_is_named_where_the_tie_is_not_told(tmp_path: Path) -> Non
         assert detail.startswith(f"{HEAD} is stored and may be the head")
 
 
+# other types
+
+
+@pytest.mark.parametrize(
+    ("table", "head", "told", "is_copy"),
+    [
+        (BF16, F32, None, True), (BF16, F32, "bfloat16", True), (BF16, F32, "float32", False),
+        (F16, F32, None, True), (F32, BF16, "bfloat16", True), (F32, BF16, None, False), (BF16, F16, "bfloat16", False),
+        (BF16, I8, None, False),
+    ],
+    ids="bf16-f32 bf16 f32 f16-f32 f32-bf16 f32-bf16-none bf16-f16 integers".split(),
+)  # fmt: skip
+def test_head_that_a_loader_casts_to_the_table_is_a_tie(
+    tmp_path: Path, table: torch.dtype, head: torch.dtype, told: str | None, is_copy: bool
+) -> None:
+    values = torch.randn(64, 8, generator=torch.Generator().manual_seed(5))  # with more digits than BF16 has
+    values[0, :4] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -0.0, 2.0**-140])  # two ties of rounding, a subnormal
+    for name, other in (("equal", 0.0), ("last", 1.0)):
+        heads = values.clone()
+        heads[-1, -1] += other
+        tensors = {TABLE: values.to(table), HEAD: heads.to(head)}
+        config = llama_config(tie_word_embeddings=True, **({} if told is None else {"dtype": told}))
+        [found] = ftw.inspect(write_checkpoint(tmp_path / name, tensors, config)).verdict.tables
+        assert found.reason == ("tied" if is_copy and not other else "tie_conflict")
+        [bare] = ftw.inspect(write_checkpoint(tmp_path / f"{name}-bare", tensors)).verdict.tables
+        assert bare.reason == ("tied" if tensors[HEAD].to(table).equal(tensors[TABLE]) and head != I8 else "ok")
+        untied = write_checkpoint(tmp_path / f"{name}-untied", tensors, llama_config())
+        assert ftw.inspect(untied).is_host_eligible
+
+
 # two vocabularies
 
 
@@ -264,3 +294,23 @@ def marian(folder: Path, **options: Any) -> dict[str, tuple[str, bool]]:
 def test_encoders_table_of_two_vocabularies_is_free(tmp_path: Path, tie: bool) -> None:
     found = marian(tmp_path, share_encoder_decoder_embeddings=False, tie_word_embeddings=tie)
     assert found == {"encoder": ("ok", True), "decoder": ("tied", False) if tie else ("ok", True)}
+
+
+# tables in two tensors
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("model.transformer.wte", ("embedding", "new_embedding")),  # Molmo
+        ("model.embed_tokens", ("weight", "additional_embedding.weight")),  # Idefics
+    ],
+    ids=["molmo", "idefics"],
+)
+def test_table_in_two_tensors_is_named_and_stays(tmp_path: Path, path: str, parts: tuple[str, str]) -> None:
+    tensors = {f"{path}.{part}": matrix(rows) for part, rows in zip(parts, (64, 4), strict=True)}
+    tensors["model.transformer.ff_out.weight"] = matrix(seed=1)
+    [table] = ftw.inspect(write_checkpoint(tmp_path, tensors, llama_config())).verdict.tables
+    assert (table.reason, table.eligible) == ("unsupported_encoding", False)
+    assert table.detail.startswith("rows in two tensors: ")
+    assert parts[1] in table.detail
