@@ -238,7 +238,7 @@ def test_broken_generation_config_is_no_hindrance(qwen3: Saved, caplog: pytest.L
     path.write_text("{")
     expected = qwen3.load().generation_config
     assert load(qwen3.folder).generation_config.to_dict() == expected.to_dict()
-    assert f"{path}: generation config: is not taken: It looks like" in caplog.text
+    assert f"{path}: generation config: is not taken: json: is not JSON" in caplog.text
 
 
 def test_options_go_to_transformers(qwen3: Saved) -> None:

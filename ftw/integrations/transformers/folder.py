@@ -17,14 +17,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers.utils import is_peft_available
+from transformers.utils.import_utils import is_peft_available
 
 from ftw.errors import CheckpointError, printable
 
-try:  # since transformers 5.20 or so
+try:
     from transformers.distributed.checkpoint import is_sharded_checkpoint
-except ImportError:
-    is_sharded_checkpoint = None
+except ImportError:  # older releases load no such folder
+    is_sharded_checkpoint = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
