@@ -66,9 +66,10 @@ def choose_files(place: Place) -> tuple[list[str], tuple[LeftOut, ...]] | None:
     reasons = {name: reason for name in names if (reason := _stray_reason(name))}
     models = _group([name for name in names if name not in reasons])
     if 1 < len(models) <= _MAX_LOOKED_INTO and place.roots is not None:  # on the hub names alone are looked at
-        kinds = {model: reason for model in models if (reason := _stray_kind(place, model))}
-        models = [model for model in models if model not in kinds] or models
-        reasons |= {shard: kinds[model] for model in kinds if model not in models for shard in _set_of(model, names)}
+        kinds = {_set_of(model): reason for model in models if (reason := _stray_kind(place, model))}
+        if len(kinds) < len(models):
+            models = [model for model in models if _set_of(model) not in kinds]
+            reasons |= {name: kinds[_set_of(name)] for name in names if _set_of(name) in kinds}
     if not models:
         models, reasons = _group(names), {}
     if len(models) != 1:
@@ -100,23 +101,15 @@ def _stray_kind(place: Place, name: str) -> str | None:
     return next((_STRAY_KINDS[kind] for kind in kinds if kind in _STRAY_KINDS), None)
 
 
-def _set_of(name: str, names: list[str]) -> list[str]:
-    """Return those of `names` that are in the set of a file."""
-    match = _parse_shard(name)
-    key = (match["stem"], match["count"]) if match else None
-    return [
-        other
-        for other in names
-        if other == name or (key and (found := _parse_shard(other)) and (found["stem"], found["count"]) == key)
-    ]
-
-
 def _group(names: list[str]) -> list[str]:
     """Return one name for each model among `names`."""
-    models = {
-        (match["stem"], match["count"]) if (match := _parse_shard(name)) else name: name for name in reversed(names)
-    }
-    return list(reversed(models.values()))
+    return list(reversed({_set_of(name): name for name in reversed(names)}.values()))
+
+
+def _set_of(name: str) -> tuple[str, str]:
+    """Return what the names of all shards of a set have in common."""
+    match = _parse_shard(name)
+    return (match["stem"], match["count"]) if match else (name, "")
 
 
 def _parse_shard(name: str) -> re.Match[str] | None:

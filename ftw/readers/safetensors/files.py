@@ -54,7 +54,7 @@ class Choice(NamedTuple):
     Attributes:
         files: Their names, in order.
         is_listed: Whether an index, the user or a well-known name says so.
-        index: The index that counts, if one does.
+        listed_by: The index that counts, if one does.
         rival: An index that does not, of files that are all there too.
         left_out: Files beside them that are not taken.
         warnings: What was taken one way and could have been meant another.
@@ -62,7 +62,7 @@ class Choice(NamedTuple):
 
     files: list[str]
     is_listed: bool
-    index: Index | None = None
+    listed_by: Index | None = None
     rival: Index | None = None
     left_out: tuple[LeftOut, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -166,12 +166,12 @@ def _take_index(place: Place, name: str) -> Choice:
 
 
 def _take(index: Index) -> Choice:
-    return Choice(sorted(set(index.weight_map.values())), is_listed=True, index=index)
+    return Choice(sorted(set(index.weight_map.values())), is_listed=True, listed_by=index)
 
 
 def _strays(names: list[str], choice: Choice) -> tuple[LeftOut, ...]:
     """Name the safetensors files of the folder that were not taken."""
-    default = "the index does not name it" if choice.index else f"{printable(choice.files[0])} is the checkpoint"
+    default = "the index does not name it" if choice.listed_by else f"{printable(choice.files[0])} is the checkpoint"
     left = sorted({*names} - {*choice.files})
     return tuple(LeftOut("file", name, why_no_part(name) or default) for name in left)
 

@@ -68,7 +68,7 @@ class SafetensorsReader:
         choice = choose_files(place)
         if choice is None:
             return None
-        reader = partial(SafetensorsReader, index=choice.index, rival=choice.rival)
+        reader = partial(SafetensorsReader, index=choice.listed_by, rival=choice.rival)
         names, left_out = tuple(choice.files), choice.left_out
         return Found(SafetensorsReader.format, reader, names, choice.is_listed, left_out, choice.warnings)
 
