@@ -169,7 +169,7 @@ def _drop_num_layers(_, config, tensors):
         ("qwen3_moe", _make_dense, r"FreeToken's Qwen3MoeForCausalLM needs it|has no place for it"),
         ("llama", _rename_to_mistral3, r"Mistral3ForConditionalGeneration, which its server cannot load"),
         ("gpt_oss", _unpack_gpt_oss, r"which is no format of experts that FreeToken has"),
-        ("llama", _drop_num_layers, r"config\.json: num_hidden_layers is missing"),
+        ("llama", _drop_num_layers, r"config\.json: num_hidden_layers: is missing, a count"),
     ],
     ids=["llama-bias", "qwen3_moe-dense", "mistral3", "gpt_oss-bf16", "no-layers"],
 )
