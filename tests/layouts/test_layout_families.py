@@ -6,20 +6,29 @@ FreeToken's loader, too, must take every result. Both are run out of its wheel (
 import fcntl
 import importlib.util
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from arrangements import Changed
 from folders import read_index
-from freetoken_sources import NAMES, write_source
+from freetoken_sources import NAMES, read_spec, write_source
 from places import SUPPORT
 
 import ftw
+from ftw.checkpoint.config import parse_model_config
+from ftw.layouts.freetoken.served import find_obstacle
+from ftw.tensors import EXPERTS_BANK, TensorInfo
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("freetoken") is None, reason="freetoken's wheel exists for x86-64 Linux alone"
+)
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "head_dim"),
+    *("dim", "n_heads", "moe_inter_dim", "q_lora_rank", "index_head_dim", "o_lora_rank", "shared_intermediate_size"),
 )
 KEYS = ("format", "version", "align", "quant_format", "layer_quant_formats", "expert_bank_num_layers")
 
@@ -52,8 +61,23 @@ def make_answers(folder: Path) -> dict[str, Any]:
         jobs.append({"do": "convert", "source": str(source), "target": str(folder / name / "reference")})
         ftw.convert(source, folder / name / "result", layout="freetoken", embed="auto")
         jobs.append({"do": "load", "folder": str(folder / name / "result")})
+        jobs.append({"do": "describe", "folder": str(write_larger_config(name, folder / name / "larger"))})
     found = run_freetoken(jobs, folder)
-    return {name: found[2 * number : 2 * number + 2] for number, name in enumerate(NAMES)}
+    return {name: found[3 * number : 3 * number + 3] for number, name in enumerate(NAMES)}
+
+
+def write_larger_config(name: str, folder: Path) -> Path:
+    """Write the configuration of a family with one of its sizes, drawn, twice as large."""
+    files = read_spec(name)["files"]
+    sized = "inference/config.json" if "inference/config.json" in files else "config.json"
+    part = files[sized].get("text_config", files[sized])
+    heads = () if part.get("num_key_value_heads") == part.get("num_attention_heads") else ("num_attention_heads",)
+    key = random.Random(name).choice([key for key in (*SIZES, *heads) if part.get(key)])
+    part[key] *= 2
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(json.dumps(content))
+    return folder
 
 
 def read_tensors(folder: Path) -> dict[str, tuple[Any, ...]]:
@@ -102,3 +126,49 @@ def test_inspect_says_that_freetoken_serves_the_result_and_the_reference(answers
         report = ftw.inspect(answers[0] / name / folder)
         assert report.freetoken_obstacle is None
         assert report.to_dict()["freetoken"] == {"serves": True, "obstacle": None}
+
+
+DTYPES = {
+    "torch.bfloat16": "BF16",
+    "torch.float32": "F32",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e8m0fnu": "F8_E8M0",
+    "torch.uint8": "U8",
+    "torch.int64": "I64",
+}
+# Sizes that stand in no key: of DeepSeek-V4's ratios, and of images in MiniMax-M3's own configuration.
+UNKNOWN = (".compressor.ape", ".patch_embedding.weight", ".patch_merge_mlp.linear_1.weight")
+
+
+def make_described(checkpoint: ftw.Checkpoint, folder: Path, described: dict[str, Any]) -> Changed:
+    """Return an FTW of what FreeToken's model of another configuration holds."""
+    tensors = {}
+    for kind, found in (("weight", described["tensors"]), (EXPERTS_BANK, described["banks"])):
+        for name, (dtype, shape) in found.items():
+            tensors[name] = TensorInfo(name, DTYPES[dtype], tuple(shape), 0, 0, kind=kind)
+    made = Changed(checkpoint, tensors)
+    made.config = parse_model_config(json.loads((folder / "config.json").read_text()), folder / "config.json")
+    files = {path.relative_to(folder).as_posix(): json.loads(path.read_text()) for path in folder.rglob("*.json")}
+    made.read_json = files.get
+    made.metadata = {"layer_quant_formats": described["formats"]}
+    return made
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "glm4_moe"])  # DF11 has no size until it is loaded
+def test_expected_shapes_are_those_of_freetokens_model(answers, name):
+    """Those of a changed configuration: all of them are taken, and none with an axis that is one longer."""
+    shared, said = answers
+    assert said[name][2]["ok"], said[name][2]
+    with ftw.open_checkpoint(shared / name / "result") as checkpoint:
+        made = make_described(checkpoint, shared / name / "larger", said[name][2])
+        assert find_obstacle(made) is None
+        generator = random.Random(name)
+        for other in generator.sample(sorted(made.tensors), 8):
+            tensor = made.tensors[other]
+            if not tensor.shape or other.endswith(UNKNOWN):
+                continue
+            axis = generator.randrange(len(tensor.shape))
+            shape = tuple(size + (place == axis) for place, size in enumerate(tensor.shape))
+            obstacle = find_obstacle(Changed(made, {**made.tensors, other: tensor._replace(shape=shape)}))
+            assert obstacle is not None, (other, shape)
+            assert obstacle.startswith(f"{other}: is ") or " rows and " in obstacle

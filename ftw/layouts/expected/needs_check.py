@@ -55,9 +55,16 @@ def find_layers(checkpoint: Checkpoint, family: Family) -> Layers:
 
 def has_tied_head(checkpoint: Checkpoint, family: Family) -> bool:
     """Tell whether FreeToken's model takes its embedding as LM head: by the flag of the part that it asks."""
-    parts = config_parts(checkpoint.config.raw)
-    flag = parts[-1 if family.asks_top_for_tie else 0].get(TIE_KEY)
+    _, flag = find_tie_flag(checkpoint, family)
     return family.is_tied_by_default if flag is None else bool(flag)
+
+
+def find_tie_flag(checkpoint: Checkpoint, family: Family) -> tuple[str, object]:
+    """Return the key of the flag that FreeToken's model asks for a tied head, and what stands there."""
+    parts = config_parts(checkpoint.config.raw)
+    if family.asks_top_for_tie or len(parts) == 1:
+        return TIE_KEY, parts[-1].get(TIE_KEY)
+    return f"text_config.{TIE_KEY}", parts[0].get(TIE_KEY)
 
 
 def check_needs(
@@ -70,8 +77,8 @@ def check_needs(
             model has no place for and the family refuses.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
-    check = _Check(checkpoint, by_name, sizes)
-    check.run(family, layers)
+    check = _Check(checkpoint, family, by_name, sizes)
+    check.run(layers)
     others = [tensor for tensor in tensors if tensor.name not in check.allowed]
     if others and family.refuses_others:
         raise CheckpointError(checkpoint.source, others[0].origin, check.describe_other(others[0]))
@@ -81,8 +88,11 @@ def check_needs(
 class _Check:
     """Goes through what a family needs, and collects the names that are allowed."""
 
-    def __init__(self, checkpoint: Checkpoint, tensors: Mapping[str, DenseTensor], sizes: Sizes) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, family: Family, tensors: Mapping[str, DenseTensor], sizes: Sizes
+    ) -> None:
         self._checkpoint = checkpoint
+        self._family = family
         self._model = f"FreeToken's {checkpoint.config.architecture}"
         self._tensors = tensors
         self._sizes = sizes
@@ -91,14 +101,14 @@ class _Check:
             self._modules.setdefault(tensor.module, []).append(tensor.role)
         self.allowed: set[str] = set()
 
-    def run(self, family: Family, layers: Layers) -> None:
+    def run(self, layers: Layers) -> None:
         """Check all.
 
         Raises:
             CheckpointError: A tensor is missing, or has a type or a shape that the model does not load.
         """
-        config, needs = self._checkpoint.config, family.needs
-        is_tied = has_tied_head(self._checkpoint, family)
+        config, needs = self._checkpoint.config, self._family.needs
+        is_tied = has_tied_head(self._checkpoint, self._family)
         head = "lm_head.?" if is_tied else r"lm_head.\1"  # FreeToken does not look at the head of a tied model
         self._need("", _OPTIONAL_HEAD.sub(head, needs.model))
         for number, kinds in enumerate(layers):
@@ -116,7 +126,18 @@ class _Check:
     def describe_other(self, tensor: DenseTensor) -> str:
         """Return what to say of a tensor that is not needed."""
         place = "" if tensor.name == tensor.origin else f", as {tensor.name}"
-        return f"{self._model} has no place for it{place}"
+        return f"{self._model} has no place for it{place}{self._hint(tensor.name)}"
+
+    def _hint(self, name: str) -> str:
+        """Return what config.json says of whether a name is needed, for a message."""
+        if name.startswith("lm_head."):
+            key, found = find_tie_flag(self._checkpoint, self._family)
+        else:
+            hints = (key for pattern, key in self._family.needs.hints if re.search(pattern, name))
+            key = next(hints, "")
+            found = self._sizes.read(key) if key else None
+        stands = "is missing" if found is None else f"is {short_repr(found)}"
+        return f": {key} {stands} in {self._sizes.file}" if key else ""
 
     def _count(self, part: Mapping[str, Any], key: str) -> int:
         found = part.get(key) or 0
@@ -131,7 +152,9 @@ class _Check:
         # if none is, the one of which the least is missing is the one that was meant
         chosen = min(missing, key=lambda choice: len(missing[choice]) / max(len(choice.split()), 1))
         for name in missing[chosen]:
-            raise CheckpointError(self._checkpoint.source, name, f"is missing, {self._model} needs it")
+            raise CheckpointError(
+                self._checkpoint.source, name, f"is missing, {self._model} needs it{self._hint(name)}"
+            )
         for word in iter_words(chosen):
             name = prefix + word.name
             if word.is_module:

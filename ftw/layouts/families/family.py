@@ -91,6 +91,7 @@ class Needs:
         config: Returns another file than config.json in which the sizes stand, by name, and what it says; takes what
             config.json says, with the text model's keys at the top.
         rules: What FreeToken asks of the configuration.
+        hints: Regular expressions of names, and the key that says whether they are needed, for messages.
     """
 
     model: str
@@ -106,6 +107,7 @@ class Needs:
     sizes: Mapping[str, str] = field(default_factory=dict)
     config: Callable[[Checkpoint, Mapping[str, Any]], tuple[str, Mapping[str, Any]]] | None = None
     rules: Rules = Rules()
+    hints: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

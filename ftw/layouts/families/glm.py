@@ -102,6 +102,7 @@ GLM4_MOE = Family(
         ),
         sizes={**_SIZES, "head": "head_dim|hidden/heads"},
         rules=Rules(rope_heads=("head",)),
+        hints=((r"_norm\.", "use_qk_norm"), (r"\.self_attn\.\w+\.bias$", "attention_bias")),
     ),
     renames=(_ROUTER_BIAS,),
     casts=(_ROUTER_BIAS_CAST, (r"\.self_attn\.[qkvo]_proj\.bias$", "BF16")),

@@ -75,6 +75,7 @@ QWEN3_MOE = replace(
         kinds=all_moe,
         sizes={**SIZES, **_HEAD_NULL, **EXPERTS},
         rules=Rules(rope_heads=("head",)),
+        hints=((r"\.mlp\.", "mlp_only_layers"),),
     ),
     banks=frozenset({"bf16", "fp8_block", "nvfp4"}),
 )
@@ -98,6 +99,7 @@ GPT_OSS = Family(
         of_kind=((_BIASED, "self_attn.qkv_proj.bias=q+kv+kv self_attn.o_proj.bias=hidden"),),
         sizes={**SIZES, "experts": "num_local_experts|num_experts", "expert_inner": "inner"},
         rules=Rules(rope_heads=("head",), layer_types=_LAYER_TYPES),
+        hints=((r"\.self_attn\.\w+\.bias$", "attention_bias"),),
     ),
     left_out=(KV_SCALES,),
     fuses=(QKV,),

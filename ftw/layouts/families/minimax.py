@@ -48,6 +48,7 @@ MINIMAX_M2 = Family(
         of_kind=((_QK_NORM, "self_attn.q_norm.=q self_attn.k_norm.=kv"),),
         sizes={**SIZES, **_EXPERTS, "expert_inner": "moe_intermediate_size|inner"},
         rules=Rules(rope_heads=("head",)),
+        hints=((r"\.self_attn\.[qk]_norm\.", "use_qk_norm"),),
     ),
     left_out=((r"\.[qkv]_scale$|\.self_attn\.\w+_scale$", _KV_CACHE_SCALE),),
     fuses=(QKV,),

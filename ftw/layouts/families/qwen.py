@@ -126,6 +126,7 @@ QWEN3_5_TEXT = Family(
         of_kind=(*_ATTENTIONS, (DENSE, MLP), (MOE, _MOE)),
         sizes=_HYBRID_SIZES,
         rules=_HYBRID_RULES,
+        hints=((r"\.(linear|self)_attn\.", "layer_types"),),
     ),
     left_out=(*_NOT_LOADED, NO_VISION),
     renames=_RENAMES,

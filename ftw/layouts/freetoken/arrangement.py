@@ -6,6 +6,7 @@ Nothing is made until it is read, and then just the bytes that are asked for.
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +238,10 @@ def _find_family(checkpoint: Checkpoint) -> Family:
         problem = f"architecture is {checkpoint.config.architecture}, which its server cannot load: {not_served}"
         raise CheckpointError(checkpoint.source, "config.json", problem)
     if family is None:
-        known = ", ".join(name for family in FAMILIES for name in family.architectures)
-        problem = f"architecture is {printable(str(checkpoint.config.architecture))}, --layout freetoken knows {known}"
+        names = [name for family in FAMILIES for name in family.architectures]
+        found = printable(str(checkpoint.config.architecture))
+        nearest = " and ".join(get_close_matches(found, names, n=2, cutoff=0))
+        problem = f"architecture is {found}, --layout freetoken knows {len(names)} others, such as {nearest}"
+        problem = f"{problem}; docs/ftw.md lists them"
         raise CheckpointError(checkpoint.source, "config.json", problem)
     return family
