@@ -197,9 +197,9 @@ CASES = {
         "config.json: layer_types: has 3 entries, num_hidden_layers is 2",
     ),
     "odd layer_types": (
-        "gpt_oss",
-        reconfigure(layer_types=["sliding_attention", "linear_attention"]),
-        "layer_types: has 'linear_attention', FreeToken's GptOssForCausalLM takes full_attention, sliding_attention",
+        "qwen3_5",
+        reconfigure(layer_types=["linear_attention", "sliding_attention"]),
+        "layer_types: has 'sliding_attention', FreeToken's Qwen3_5ForConditionalGeneration takes linear_attention",
     ),
     "unequal heads": ("qwen3_5", reconfigure(linear_key_head_dim=64), "linear_key_head_dim: is 64, 32 is needed by "),
     "activation": (

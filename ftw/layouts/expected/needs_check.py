@@ -130,7 +130,7 @@ class _Check:
 
     def _hint(self, name: str) -> str:
         """Return what config.json says of whether a name is needed, for a message."""
-        if name.startswith("lm_head."):
+        if name.startswith("lm_head.") and _OPTIONAL_HEAD.search(self._family.needs.model):
             key, found = find_tie_flag(self._checkpoint, self._family)
         else:
             hints = (key for pattern, key in self._family.needs.hints if re.search(pattern, name))

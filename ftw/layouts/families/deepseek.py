@@ -288,7 +288,7 @@ DEEPSEEK_V41 = Family(
             "patch": "vision_config.patch_size",
             "ratio": "vision_config.downsample_ratio",
         },
-        rules=Rules(one_of=(("n_shared_experts", (1,)),), not_null=()),
+        rules=Rules(ropes=(), one_of=(("n_shared_experts", (1,)),), not_null=()),
         block_prefix="visual.vision.blocks.",
         block_count="num_hidden_layers",
     ),

@@ -47,12 +47,13 @@ class Rules:
 
     Attributes:
         rope_heads: Sizes of heads that it rotates, for which its kernels are made.
-        ropes: Names of rotary embeddings that it has.
+        ropes: Names of rotary embeddings that it has; empty if it does not look.
         equal: Pairs of sizes that must be equal.
         one_of: Keys, and the values that they may have; a key that is missing or null is not looked at.
         required: Keys in parts that must be there, if the part is there.
         not_null: Keys that may be missing, but not null.
-        layer_types: What may stand in `layer_types`, which then has an entry for each layer; empty if nothing reads it.
+        layer_types: What may stand in `layer_types`, which has an entry for each layer, if it is there; empty for
+            anything, None if their number does not matter either.
     """
 
     rope_heads: tuple[str, ...] = ()
@@ -61,7 +62,7 @@ class Rules:
     one_of: tuple[tuple[str, tuple[object, ...]], ...] = ()
     required: tuple[str, ...] = ()
     not_null: tuple[str, ...] = ("max_position_embeddings", "num_experts_per_tok")
-    layer_types: tuple[str, ...] = ()
+    layer_types: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

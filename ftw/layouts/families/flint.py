@@ -50,7 +50,7 @@ FLINT = Family(
         sizes={**SIZES, **EXPERTS, "shared": "shared_expert_intermediate_size"},
         rules=Rules(
             rope_heads=("head",),
-            ropes=("default",),
+            ropes=(),
             one_of=(
                 ("hidden_act", ("silu",)),
                 ("router_score_function", ("sigmoid",)),

@@ -81,8 +81,11 @@ _UNIFIED_SIZES = {
 }
 _RULES = Rules(
     rope_heads=tuple(f"{kind}_head" for kind in _KINDS),
-    ropes=("default", "proportional"),
-    one_of=(("vision_config.use_clipped_linears", (False,)),),
+    ropes=(),  # of the two kinds it looks at one
+    one_of=(
+        ("rope_parameters.full_attention.rope_type", ("default", "proportional")),
+        ("vision_config.use_clipped_linears", (False,)),
+    ),
     required=tuple(f"rope_parameters.{kind}.rope_theta" for kind in _KINDS),
     layer_types=_KINDS,
 )
@@ -107,15 +110,17 @@ def _part_by_kind(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[st
     """Add a part for each kind of attention: from `per_layer_config`, or the keys of older files for full layers."""
     keys, by_layer = ("head_dim", "num_key_value_heads"), config.get("per_layer_config")
     parts: dict[str, dict[str, Any]] = {kind: {key: config[key] for key in keys if key in config} for kind in _KINDS}
-    if isinstance(by_layer, dict) and by_layer:
+    if isinstance(by_layer, dict):
         names = _name_kinds(checkpoint, LayerConfig(checkpoint).number("num_hidden_layers"))
         for kind in _KINDS:
             own = by_layer.get(str(names.index(kind))) if kind in names else None
             parts[kind].update({key: own[key] for key in keys if key in own} if isinstance(own, dict) else {})
     else:
-        full = {key: config.get(f"{old}{key}") for old, key in (("global_", "head_dim"),)}
-        full["num_key_value_heads"] = config.get("num_global_key_value_heads") or config.get("num_key_value_heads")
-        parts["full_attention"] = {key: value for key, value in full.items() if value is not None}
+        full = parts["full_attention"]
+        full.pop("head_dim", None)  # without a key of its own it is one that transformers fills in
+        full |= {"head_dim": config["global_head_dim"]} if "global_head_dim" in config else {}
+        if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
+            full["num_key_value_heads"] = config["num_global_key_value_heads"]
     return "config.json", {**config, **parts}
 
 
@@ -238,11 +243,8 @@ MUSE_GLIMMER = Family(
                 ("out_hidden_size", "merged"),
                 ("vision_config.pos_emb_height", "vision_config.pos_emb_width"),
             ),
-            one_of=(
-                ("vision_config.hidden_act", ("gelu",)),
-                ("projector_hidden_act", ("gelu",)),
-                ("hidden_activation", ("silu", "gelu", "gelu_tanh")),
-            ),
+            ropes=(),
+            one_of=(("vision_config.hidden_act", ("gelu",)), ("projector_hidden_act", ("gelu",))),
             layer_types=_KINDS,
         ),
         vision=(

@@ -34,7 +34,6 @@ EXPERTS = {"experts": "num_experts|num_local_experts", "expert_inner": "moe_inte
 # The names of activations that its dense layers have.
 ACTIVATIONS = ("hidden_act", ("silu", "gelu", "gelu_tanh"))
 _RULES = Rules(rope_heads=("head",), one_of=(ACTIVATIONS,))
-_LAYER_TYPES = ("full_attention", "sliding_attention")
 _NOT_LOADED = "FreeToken computes it, and refuses an FTW that holds it"
 
 LLAMA = Family(
@@ -52,7 +51,7 @@ QWEN2 = replace(
     needs=replace(
         LLAMA.needs,
         layers=f"{NORMS} self_attn.qkv_proj.+=q+kv+kv,hidden {OUT} {MLP}",
-        rules=replace(_RULES, layer_types=_LAYER_TYPES),
+        rules=replace(_RULES, layer_types=()),
     ),
 )
 
@@ -98,7 +97,7 @@ GPT_OSS = Family(
         kinds=_gpt_oss_kinds,
         of_kind=((_BIASED, "self_attn.qkv_proj.bias=q+kv+kv self_attn.o_proj.bias=hidden"),),
         sizes={**SIZES, "experts": "num_local_experts|num_experts", "expert_inner": "inner"},
-        rules=Rules(rope_heads=("head",), layer_types=_LAYER_TYPES),
+        rules=Rules(rope_heads=("head",), layer_types=()),
         hints=((r"\.self_attn\.\w+\.bias$", "attention_bias"),),
     ),
     left_out=(KV_SCALES,),

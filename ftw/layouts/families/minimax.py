@@ -103,7 +103,6 @@ MINIMAX_M3 = Family(
                 ("qk_norm_type", ("per_head",)),
                 ("attention_output_gate", (False,)),
                 ("use_gemma_norm", (True,)),
-                ("hidden_act", ("swigluoai", "silu")),
                 ("vision_config.hidden_act", ("gelu",)),
             ),
         ),

@@ -223,7 +223,11 @@ QWEN4_EXP = replace(
                 "ngram_heads": "ngram_size*heads_per_ngram-heads_per_ngram",
                 "ple_width": "ple_embed_dim?hidden",
             },
-            rules=replace(_HYBRID_RULES, layer_types=(*_HYBRID_RULES.layer_types, "indexed_attention")),
+            rules=replace(
+                _HYBRID_RULES,
+                one_of=(("hidden_act", ("silu",)),),
+                layer_types=("linear_attention", "full_attention", "indexed_attention"),
+            ),
         )
     ),
     side_files=f"{_TABLE_PART.pattern}|{_TABLE_SCALE.pattern}",
