@@ -28,7 +28,10 @@ ROOMS = {
     "checkpoint.df11": {"ground", "files", "checkpoint"},
     "layouts.recipes": {"ground"},
     "layouts.families": {"ground", "files", "checkpoint", "layouts.recipes"},
-    "layouts.freetoken": {"ground", "files", "readers", "checkpoint", "layouts.recipes", "layouts.families"},
+    "layouts.expected": {"ground", "files", "checkpoint", "layouts.recipes", "layouts.families"},
+    "layouts.freetoken": {
+        *("ground", "files", "readers", "checkpoint", "layouts.recipes", "layouts.families", "layouts.expected"),
+    },
     "layouts": {"ground", "files", "readers", "checkpoint", "layouts.freetoken"},
     "verdict": {"ground", "readers", "readers.safetensors", "checkpoint", "checkpoint.df11", "layouts"},
     "conversion": {

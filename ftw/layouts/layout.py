@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Layout = Literal["plain", "freetoken"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
 LAYOUT_KEY = "layout"  # below "ftw" in an index; one without it is plain
+_FREETOKENS_KEY = "fingerprint"  # which FreeToken writes, and copies of its FTWs keep
 
 
 class SideFile(Protocol):
@@ -120,9 +121,12 @@ def arrange(checkpoint: Checkpoint, layout: str) -> Arrangement:
 
 
 def layout_of(checkpoint: Checkpoint) -> str:
-    """Return the layout in which an FTW says that it was converted; "plain" of any other checkpoint."""
+    """Return the layout in which an FTW says that it was converted, by ftw or FreeToken; "plain" of any other."""
     layout = read_ftw_key(checkpoint.metadata, LAYOUT_KEY)
-    return layout if isinstance(layout, str) and layout in LAYOUTS else "plain"
+    if isinstance(layout, str) and layout in LAYOUTS:
+        return layout
+    is_freetokens = checkpoint.format == "ftw" and _FREETOKENS_KEY in checkpoint.metadata
+    return "freetoken" if is_freetokens and not checkpoint.config.is_gguf else "plain"
 
 
 def find_obstacle(checkpoint: Checkpoint) -> str | None:

@@ -132,7 +132,10 @@ def rename_architecture(_spec, config, _tensors):
 @pytest.mark.parametrize(
     ("edit", "problem"),
     [
-        (rename_architecture, "architecture is UnheardOfForCausalLM, layout='freetoken' knows LlamaForCausalLM"),
+        (
+            rename_architecture,
+            "knows 28 others, such as Gemma4ForCausalLM and Qwen3ForCausalLM; docs/ftw.md lists them",
+        ),
         (without("layers.1.", "experts.2."), "expert 2 has none, each of the 4 experts of a layer needs one"),
         (without("layers.1."), "is missing, FreeToken's Qwen3MoeForCausalLM needs it"),
         (add_tensor, "model.layers.0.self_attn.extra.weight: FreeToken's Qwen3MoeForCausalLM has no place for it"),

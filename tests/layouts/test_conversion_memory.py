@@ -15,7 +15,8 @@ WIDTH = 1 << 17  # of an expert: 16 MiB for each of its matrices
 
 def widen(_spec, config, tensors):
     """Make each routed expert `WIDTH` wide: [I, H] and [H, I] by itself, [H, 2I] and [I, H] among all of a layer."""
-    hidden = config.get("text_config", config)["hidden_size"]
+    text = config.get("text_config", config)
+    hidden, text["moe_intermediate_size"] = text["hidden_size"], WIDTH
     for name in [name for name in tensors if ".experts." in name]:
         stored, is_down = tensors[name], "down_proj" in name
         if len(stored[1]) == 2:

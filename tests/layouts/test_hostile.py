@@ -118,7 +118,7 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "key", "value", "problem"),
     [
-        ("llama", "num_hidden_layers", 10**9, r"num_hidden_layers: is 1000000000, at most 10000 are allowed"),
+        ("llama", "num_hidden_layers", 10**9, r"num_hidden_layers: is 1000000000, a count of at most 10000"),
         ("qwen3_moe", "num_hidden_layers", 10**9, r"num_hidden_layers: is 1000000000, a count of at most 10000"),
         ("qwen3_moe", "num_experts", 10**9, r"experts: are 1000000000 in a layer, .* 10000 are allowed at most"),
         ("qwen3_vl_moe", "num_experts", 10**9, r"experts: are 1000000000 in a layer, 4 tensors are of all of these"),

@@ -158,20 +158,60 @@ def _unpack_gpt_oss(_, config, tensors):
             tensors[name.removesuffix("_blocks")] = ["BF16", [shape[0], shape[2] * 32, shape[1]], shard]
 
 
-def _drop_num_layers(_, config, tensors):
-    del config["num_hidden_layers"]
+def _set(**changes):
+    """Return an edit of config.json; a value of `...` is taken out."""
+
+    def edit(_, config, _tensors):
+        config.update(changes)
+        for key in [key for key, value in config.items() if value is ...]:
+            del config[key]
+
+    return edit
+
+
+def _tie_at_the_top(_, config, tensors):
+    config["tie_word_embeddings"] = True
+    del tensors["lm_head.weight"]
 
 
 @pytest.mark.parametrize(
     ("name", "edit", "problem"),
     [
         ("llama", _add_biases, r"self_attn\.\w+\.bias: FreeToken's LlamaForCausalLM has no place for it"),
-        ("qwen3_moe", _make_dense, r"FreeToken's Qwen3MoeForCausalLM needs it|has no place for it"),
+        ("qwen3_moe", _make_dense, r"needs it: mlp_only_layers is \[0\] in config\.json$"),
         ("llama", _rename_to_mistral3, r"Mistral3ForConditionalGeneration, which its server cannot load"),
         ("gpt_oss", _unpack_gpt_oss, r"which is no format of experts that FreeToken has"),
-        ("llama", _drop_num_layers, r"config\.json: num_hidden_layers is missing"),
+        ("llama", _set(num_hidden_layers=...), r"config\.json: num_hidden_layers: is missing, a count"),
+        ("llama", _set(num_hidden_layers="2"), r"config\.json: num_hidden_layers: is '2', a count"),
+        ("qwen3_moe", _set(num_hidden_layers=-1), r"config\.json: num_hidden_layers: is -1, a count"),
+        (
+            "minimax_m2",
+            _set(use_qk_norm=...),
+            r"k_norm\.weight: .* has no place for it: use_qk_norm is missing in config",
+        ),
+        (
+            "qwen3_5",
+            _tie_at_the_top,
+            r"lm_head\.weight: .* needs it: text_config\.tie_word_embeddings is False in config",
+        ),
+        (
+            "gpt_oss",
+            _set(attention_bias=False),
+            r"\.bias: .* has no place for it: attention_bias is False in config",
+        ),
     ],
-    ids=["llama-bias", "qwen3_moe-dense", "mistral3", "gpt_oss-bf16", "no-layers"],
+    ids=[
+        "llama-bias",
+        "qwen3_moe-dense",
+        "mistral3",
+        "gpt_oss-bf16",
+        "no-layers",
+        "text",
+        "negative",
+        "norms",
+        "tied",
+        "biases",
+    ],
 )
 def test_source_that_freetokens_server_cannot_load_is_refused_by_name(tmp_path, name, edit, problem):
     with pytest.raises(ftw.CheckpointError, match=problem) as caught, arranged(change(name, edit), tmp_path):

@@ -192,7 +192,7 @@ def test_scales_of_the_kv_cache_are_left_out(tmp_path):
         (
             "flint",
             lambda _config, tensors: tensors.update({"model.extra.weight": ["BF16", [4], FILE]}),
-            "model.extra.weight: FreeToken's FlintForCausalLM has no place for it, as model.extra.weight",
+            "model.extra.weight: FreeToken's FlintForCausalLM has no place for it",
         ),
         (
             "deepseek_v4_vision",

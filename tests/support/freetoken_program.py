@@ -2,9 +2,11 @@
 
     python freetoken_program.py JOBS.json
 
-JOBS.json is a list of objects: {"do": "convert", "source": FOLDER, "target": FOLDER} or {"do": "load", "folder":
-FOLDER}. For each job a line of JSON is printed: {"ok": true} or {"ok": false, "error": TEXT}. Loading takes a folder
-into FreeToken's model of that architecture: every name, shape and type, of dense weights and of banks, must fit.
+JOBS.json is a list of objects: {"do": "convert", "source": FOLDER, "target": FOLDER}, {"do": "load", "folder": FOLDER}
+or {"do": "describe", "folder": FOLDER}. For each job a line of JSON is printed: {"ok": true} or {"ok": false, "error":
+TEXT}. Loading takes a folder into FreeToken's model of that architecture: every name, shape and type, of dense weights
+and of banks, must fit. A description says what the model of a configuration holds: "tensors" and "banks", type and
+shape by name, and "formats" of the experts of each layer.
 
 What the package imports and does not need here is replaced by objects that do nothing.
 """
@@ -124,6 +126,38 @@ def convert(source: str, target: str) -> None:
     convert_checkpoint(source, target, device="cpu")
 
 
+def make_model(torch: Any, folder: str) -> tuple[Any, Any]:
+    """Return FreeToken's model of a folder's configuration, without memory, and what it was made from."""
+    from freetoken.distributed import DistributedInfo
+    from freetoken.engine import engine
+    from freetoken.engine.config import EngineConfig
+
+    config = EngineConfig(
+        model_path=folder, tp_info=DistributedInfo(0, 1), dtype=torch.bfloat16, moe_strategy="offload"
+    )
+    if not config.model_config.is_moe:
+        object.__setattr__(config, "moe_strategy", "fused")
+    return engine._meta_model(config, "gpu"), config
+
+
+def describe(torch: Any, folder: str) -> dict[str, Any]:
+    """Return what FreeToken's model of a folder's configuration holds."""
+    from freetoken.engine import engine
+    from freetoken.moe.legacy_format import legacy_bank_names, legacy_format_for
+
+    model, config = make_model(torch, folder)
+    tensors = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in model.state_dict().items()}
+    methods = engine.offload_layer_methods(model) if config.model_config.is_moe else []
+    formats = [legacy_format_for(method.kind, method.kernel.name) for method in methods]
+    names = legacy_bank_names(max(formats, key=formats.count)) if formats else {}
+    banks = {
+        f"{names[role]}#L{layer:05d}": [str(spec.dtype), [config.model_config.num_experts, *spec.shape]]
+        for layer, method in enumerate(methods)
+        for role, spec in method.layout().items()
+    }
+    return {"tensors": tensors, "banks": banks, "formats": formats}
+
+
 def load(torch: Any, folder: str) -> None:
     """Take a folder into FreeToken's model.
 
@@ -131,18 +165,11 @@ def load(torch: Any, folder: str) -> None:
         Exception: A name is missing or has no place, or a shape or a bank's type does not fit.
     """
     from freetoken.checkpoint.ftw import load_ftw_banks
-    from freetoken.distributed import DistributedInfo
     from freetoken.engine import engine
-    from freetoken.engine.config import EngineConfig
     from freetoken.models.weight import load_weight
 
-    config = EngineConfig(
-        model_path=folder, tp_info=DistributedInfo(0, 1), dtype=torch.bfloat16, moe_strategy="offload"
-    )
+    model, config = make_model(torch, folder)
     model_config = config.model_config
-    if not model_config.is_moe:
-        object.__setattr__(config, "moe_strategy", "fused")
-    model = engine._meta_model(config, "gpu")
     state, cpu = model.state_dict(), torch.device("cpu")
     has_vision = bool(config.active_encoders)
     weights = load_weight(folder, cpu, include_moe_experts=not model_config.is_moe, include_vision=has_vision)
@@ -181,11 +208,14 @@ def main() -> None:
     set_rope_device(torch.device("cpu"))
     for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         try:
+            answer: dict[str, Any] = {}
             if job["do"] == "convert":
                 convert(job["source"], job["target"])
+            elif job["do"] == "describe":
+                answer = describe(torch, job["folder"])
             else:
                 load(torch, job["folder"])
-            print(json.dumps({"ok": True}), file=output, flush=True)
+            print(json.dumps({"ok": True, **answer}), file=output, flush=True)
         except Exception as error:  # whatever it is, it is the answer
             print(json.dumps({"ok": False, "error": f"{type(error).__name__}: {error}"}), file=output, flush=True)
 

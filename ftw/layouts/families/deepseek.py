@@ -7,24 +7,49 @@ compressed cache or share one, and tables of n-grams lie in side files.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError
-from ftw.layouts.families.family import MOE, Family, Needs
+from ftw.layouts.families.family import HYPER_CONNECTIONS, HYPER_SIZES, MOE, Family, Needs, Rules
 from ftw.layouts.families.layer_kinds import LayerConfig, add_kind
 from ftw.layouts.recipes.dense_tensor import FLOATS, DenseTensor, cast_to, renamed
 from ftw.layouts.recipes.dequantized import Dequantized
 from ftw.layouts.recipes.recipe import join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ftw.checkpoint import Checkpoint
     from ftw.layouts.families.layer_kinds import Kinds
 
 _NO_PREDICTION = "FreeToken does not predict several tokens at a time"
-_SHARED_EXPERT = "ffn.shared_experts.w1. ffn.shared_experts.w2. ffn.shared_experts.w3."
-_HYPER_CONNECTIONS = "hc_attn_fn hc_ffn_fn hc_attn_base hc_ffn_base hc_attn_scale hc_ffn_scale"
+_SHARED_EXPERT = (
+    "ffn.shared_experts.w1.=expert_inner,hidden ffn.shared_experts.w2.=hidden,expert_inner "
+    "ffn.shared_experts.w3.=expert_inner,hidden"
+)
+_ATTENTION = (
+    "attn.wq_a.=q_lora_rank,hidden attn.q_norm.weight=q_lora_rank attn.wq_b.=q,q_lora_rank attn.wkv.=head,hidden "
+    "attn.kv_norm.weight=head attn.wo_a=any:grouped,q/o_groups attn.wo_b.=hidden,grouped attn.attn_sink=heads "
+    "attn_norm.weight=hidden ffn_norm.weight=hidden ffn.gate.weight=experts,hidden"
+)
+_VISION = (
+    "visual.vision.patch_embed.proj.+=seen,3*patch*patch visual.vision.norm.weight=seen "
+    "visual.aligner.w1.+=shown,seen*ratio*ratio visual.aligner.w2.+=shown,shown visual.image_start=hidden "
+    "visual.image_end=hidden visual.image_newline=hidden"
+)
+_BLOCK_OF_VISION = (
+    "norm1.weight=seen attn.wqkv.+=3*seen,seen attn.wo.+=seen,seen norm2.weight=seen mlp.w1.=2*seen_inner,seen "
+    "mlp.w2.=seen,seen_inner"
+)
+_SIZES = {
+    **HYPER_SIZES,
+    "vocab": "vocab_size",
+    "head": "head_dim",
+    "q": "heads*head",
+    "grouped": "o_groups*o_lora_rank",
+    "indexed": "index_n_heads*index_head_dim",
+    "experts": "n_routed_experts",
+}
 
 _ARGUMENTS = ("inference/config.json", "model_args.json")
 _COMPRESSED, _INDEXED, _HASHED, _BIASED, _SEEING = "compressed", "indexed", "hashed", "biased", "seeing"
@@ -40,12 +65,25 @@ _STACKED = "visual.routing_bias"
 _TABLE = "layers.{}.engram.embed.{}"
 
 
+def _read_arguments(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
+    """Return the name of the file that tells of a DeepSeek-V4's layers, and what it says."""
+    for name in _ARGUMENTS:
+        raw = checkpoint.read_json(name)
+        if raw is not None:
+            return name, raw
+    problem = "is missing, FreeToken reads from it what the layers of a DeepSeek-V4 are"
+    raise CheckpointError(checkpoint.source, _ARGUMENTS[0], problem)
+
+
+def _with_arguments(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the arguments, and what FreeToken reads in config.json: what it says of images, and their width."""
+    name, arguments = _read_arguments(checkpoint)
+    read = {key: value for key, value in config.items() if key.startswith("vision_") or key == "hidden_size"}
+    return f"config.json, {name}", {**arguments, **read}
+
+
 def _v4_kinds(checkpoint: Checkpoint) -> Kinds:
-    raws = ((name, checkpoint.read_json(name)) for name in _ARGUMENTS)
-    name, raw = next(((name, raw) for name, raw in raws if raw is not None), ("", None))
-    if raw is None:
-        problem = "is missing, FreeToken reads from it what the layers of a DeepSeek-V4 are"
-        raise CheckpointError(checkpoint.source, _ARGUMENTS[0], problem)
+    name, raw = _read_arguments(checkpoint)
     config = LayerConfig(checkpoint, raw=raw, name=name)
     num_layers, num_hashed = config.number("n_layers"), config.number("n_hash_layers", default=3)
     ratios = config.counts("compress_ratios", length=num_layers)
@@ -54,7 +92,7 @@ def _v4_kinds(checkpoint: Checkpoint) -> Kinds:
     sees = config.number("vision_n_layers", default=0) > 0
     layers = range(num_layers)
     kinds: Kinds = [frozenset({MOE, _SEEING} if sees else {MOE}) for _ in layers]
-    kinds = add_kind(kinds, _COMPRESSED, (layer for layer in layers if ratios[layer]))
+    kinds = add_kind(kinds, _COMPRESSED, (layer for layer in layers if ratios[layer] not in (0, _INDEXED_RATIO)))
     kinds = add_kind(kinds, _INDEXED, (layer for layer in layers if ratios[layer] == _INDEXED_RATIO))
     kinds = add_kind(kinds, _HASHED, range(num_hashed))
     return add_kind(kinds, _BIASED, layers if sees else range(num_hashed, num_layers))
@@ -90,40 +128,48 @@ DEEPSEEK_V4 = Family(
     architectures=("DeepseekV4ForCausalLM",),
     needs=Needs(
         model=(
-            "model.embed.weight model.norm.weight model.head. model.hc_head_fn model.hc_head_base model.hc_head_scale"
+            "model.embed.weight=vocab,hidden model.norm.weight=hidden model.head.=vocab,hidden "
+            "model.hc_head_fn=hc_mult,wide model.hc_head_base=hc_mult model.hc_head_scale=1"
         ),
-        layers=(
-            (
-                "attn.wq_a. attn.q_norm.weight attn.wq_b. attn.wkv. attn.kv_norm.weight attn.wo_a attn.wo_b. "
-                "attn.attn_sink attn_norm.weight ffn_norm.weight ffn.gate.weight "
-                f"{_SHARED_EXPERT} {_HYPER_CONNECTIONS}",
-            ),
-        ),
+        layers=f"{_ATTENTION} {_SHARED_EXPERT} {HYPER_CONNECTIONS}",
         kinds=_v4_kinds,
         of_kind=(
             (
-                _COMPRESSED,
-                "attn.compressor.ape attn.compressor.wkv.weight attn.compressor.wgate.weight "
-                "attn.compressor.norm.weight",
+                _COMPRESSED,  # by any ratio but the indexed one
+                "attn.compressor.ape=*,head attn.compressor.wkv.weight=head,hidden "
+                "attn.compressor.wgate.weight=head,hidden attn.compressor.norm.weight=head",
             ),
             (
-                _INDEXED,
-                "attn.indexer.wq_b. attn.indexer.weights_proj.weight attn.indexer.compressor.ape "
-                "attn.indexer.compressor.wkv.weight attn.indexer.compressor.wgate.weight "
-                "attn.indexer.compressor.norm.weight",
+                _INDEXED,  # whose windows overlap, so that what is pooled is twice as wide
+                f"attn.compressor.ape={_INDEXED_RATIO},2*head attn.compressor.wkv.weight=2*head,hidden "
+                "attn.compressor.wgate.weight=2*head,hidden attn.compressor.norm.weight=head "
+                "attn.indexer.wq_b.=indexed,q_lora_rank attn.indexer.weights_proj.weight=index_n_heads,hidden "
+                f"attn.indexer.compressor.ape={_INDEXED_RATIO},2*index_head_dim "
+                "attn.indexer.compressor.wkv.weight=2*index_head_dim,hidden "
+                "attn.indexer.compressor.wgate.weight=2*index_head_dim,hidden "
+                "attn.indexer.compressor.norm.weight=index_head_dim",
             ),
-            (_HASHED, "ffn.gate.tid2eid"),
-            (_BIASED, "ffn.gate.bias"),
-            (_SEEING, "ffn.gate.bias_vl"),
+            (_HASHED, "ffn.gate.tid2eid=int:vocab,n_activated_experts"),
+            (_BIASED, "ffn.gate.bias=experts"),
+            (_SEEING, "ffn.gate.bias_vl=experts"),
         ),
-        vision=(
-            "visual.vision.patch_embed.proj.+ visual.vision.norm.weight visual.aligner.w1.+ visual.aligner.w2.+ "
-            "visual.image_start visual.image_end visual.image_newline visual.image_pad"
-        ),
+        vision=f"{_VISION} visual.image_pad=hidden",
         vision_part="",
-        blocks=(("norm1.weight attn.wqkv.+ attn.wo.+ norm2.weight mlp.w1. mlp.w2.",),),
+        blocks=_BLOCK_OF_VISION,
         block_prefix="visual.vision.blocks.",
         block_count="vision_n_layers",
+        sizes={
+            **_SIZES,
+            "hidden": "dim",
+            "shown": "hidden_size",
+            "heads": "n_heads",
+            "expert_inner": "moe_inter_dim",
+            "seen": "vision_dim",
+            "seen_inner": "vision_inter_dim",
+            "patch": "vision_patch_size",
+            "ratio": "vision_downsample_ratio",
+        },
+        config=_with_arguments,
     ),
     left_out=((r"^mtp\.", _NO_PREDICTION),),
     renames=(
@@ -203,27 +249,46 @@ def _of_kind(kinds: Sequence[Iterable[str]], kind: str) -> list[int]:
 DEEPSEEK_V41 = Family(
     architectures=("DeepseekV41ForCausalLM",),
     needs=Needs(
-        model="model.embed.weight model.norm.weight head.",
+        model="model.embed.weight=vocab,hidden model.norm.weight=hidden head.=vocab,hidden",
         layers=(
-            (
-                "attn.wq_a. attn.q_norm.weight attn.wq_b. attn.wkv. attn.kv_norm.weight attn.wo_a attn.wo_a_scale? "
-                "attn.wo_b. attn.attn_sink attn_norm.weight ffn_norm.weight ffn.gate.weight ffn.gate.bias "
-                f"{_SHARED_EXPERT} {_HYPER_CONNECTIONS}",
-            ),
+            f"{_ATTENTION} attn.wo_a_scale?=any:grouped/block,q/o_groups/block ffn.gate.bias=experts "
+            f"{_SHARED_EXPERT} {HYPER_CONNECTIONS}"
         ),
         kinds=_v41_kinds,
         of_kind=(
-            (_OWNING, "attn.compressor.norm.weight attn.indexer.wk.weight attn.indexer.k_norm.weight"),
-            (_POOLING, "attn.compressor.wkv attn.compressor.wgate"),
-            (_SINGLE, "attn.compressor.wkv.weight"),
-            (_INDEXED, "attn.indexer.wq_b. attn.indexer.weights_proj.weight"),
-            (_ENGRAM, "engram.wkv. engram.q_weight engram.k_weight"),
+            (
+                _OWNING,
+                "attn.compressor.norm.weight=head attn.indexer.wk.weight=index_head_dim,head "
+                "attn.indexer.k_norm.weight=index_head_dim",
+            ),
+            (_POOLING, "attn.compressor.wkv=head,hidden attn.compressor.wgate=head,hidden"),
+            (_SINGLE, "attn.compressor.wkv.weight=head,hidden"),
+            (
+                _INDEXED,
+                "attn.indexer.wq_b.=indexed,q_lora_rank attn.indexer.weights_proj.weight=index_n_heads,hidden",
+            ),
+            (
+                _ENGRAM,
+                "engram.wkv.=widened,engram engram.q_weight=hc_mult,hidden engram.k_weight=hc_mult,hidden",
+            ),
         ),
-        vision=(
-            "visual.vision.patch_embed.proj.+ visual.vision.norm.weight visual.aligner.w1.+ visual.aligner.w2.+ "
-            f"visual.image_start visual.image_end visual.image_newline {_STACKED}"
-        ),
-        blocks=(("norm1.weight attn.wqkv.+ attn.wo.+ norm2.weight mlp.w1. mlp.w2.",),),
+        vision=f"{_VISION} {_STACKED}=layers,experts",
+        blocks=_BLOCK_OF_VISION,
+        sizes={
+            **_SIZES,
+            "hidden": "hidden_size|dim",
+            "shown": "hidden",
+            "heads": "num_attention_heads|n_heads",
+            "expert_inner": "moe_intermediate_size|moe_inter_dim",
+            "engram": "engram_max_ngram_size*engram_n_heads*engram_head_dim-engram_n_heads*engram_head_dim",
+            "widened": "hc_mult*hidden+hidden",
+            "layers": "num_hidden_layers|n_layers",
+            "seen": "vision_config.hidden_size",
+            "seen_inner": "vision_config.intermediate_size",
+            "patch": "vision_config.patch_size",
+            "ratio": "vision_config.downsample_ratio",
+        },
+        rules=Rules(ropes=(), one_of=(("n_shared_experts", (1,)),), not_null=()),
         block_prefix="visual.vision.blocks.",
         block_count="num_hidden_layers",
     ),

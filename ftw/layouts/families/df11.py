@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ftw.layouts.recipes.recipe import Recipe
 
 DF11_ROLES = ("low8", "bitstream", "chunk_start", "lut")
+DF11_LUT = 4096  # entries of a table that is looked up by the next bits
 
 _MAX_KEPT = 1024  # plans: about 2 KiB each, and a model has some hundred
 

@@ -1,17 +1,20 @@
 """Family: what one row of the table of families says, `ftw.layouts.families`.
 
+Its sizes are expressions of config.json's keys, which `ftw.layouts.expected` works out.
+
 A source's tensor goes through a row from the top down: it is left out, or goes into a side file, or is an expert's, or
 is renamed and then fused with others, or cast, or both.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
+    from typing import Any
 
     from ftw.checkpoint import Checkpoint
     from ftw.layouts.recipes.dense_tensor import DenseTensor
@@ -39,15 +42,42 @@ class Fuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Rules:
+    """What FreeToken asks of a configuration, beside tensors that agree with it.
+
+    Attributes:
+        rope_heads: Sizes of heads that it rotates, for which its kernels are made.
+        ropes: Names of rotary embeddings that it has; empty if it does not look.
+        equal: Pairs of sizes that must be equal.
+        one_of: Keys, and the values that they may have; a key that is missing or null is not looked at.
+        required: Keys in parts that must be there, if the part is there.
+        not_null: Keys that may be missing, but not null.
+        layer_types: What may stand in `layer_types`, which has an entry for each layer, if it is there; empty for
+            anything, None if their number does not matter either.
+    """
+
+    rope_heads: tuple[str, ...] = ()
+    ropes: tuple[str, ...] = ("default", "llama3", "proportional", "yarn")
+    equal: tuple[tuple[str, str], ...] = ()
+    one_of: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    required: tuple[str, ...] = ()
+    not_null: tuple[str, ...] = ("max_position_embeddings", "num_experts_per_tok")
+    layer_types: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Needs:
     """What FreeToken's model of a family loads, apart from expert banks: all of this, and nothing else.
 
     Each text holds names with spaces between them. One that ends with "." is a module: a weight, and what belongs to
     its encoding; one that ends with ".+" has a bias too. The others are tensors. What ends with "?" may be missing.
+    Behind a "=" stands the shape, of a module that of its weight in elements: sizes with commas between them, "*" for
+    any. Elements are floating-point numbers, or integers where the shape begins with "int:"; "any:" stands for either.
+    Texts with "|" between them are choices, of which there is one, and all of that.
 
     Attributes:
         model: What there is once.
-        layers: What there is below "model.layers.N.", in groups: a layer has one of a group's texts, and all of that.
+        layers: What there is below "model.layers.N.".
         kinds: Tells from the configuration what each layer is, from the first one on: kinds of `of_kind`, and `MOE`
             where it has routed experts. Without it there are as many layers as config.json says.
         of_kind: Kinds, and what a layer of one has beside `layers`.
@@ -57,18 +87,28 @@ class Needs:
         block_prefix: What stands before the number of a block.
         block_count: The key of the vision part that says how many blocks there are.
         by_config: Returns what else config.json switches on, with whole names.
+        sizes: Names of sizes, and what they are (`ftw.layouts.expected.sizes`). A family with experts defines
+            "experts" of a layer, "hidden", their width, and "expert_inner", their inner width.
+        config: Returns another file than config.json in which the sizes stand, by name, and what it says; takes what
+            config.json says, with the text model's keys at the top.
+        rules: What FreeToken asks of the configuration.
+        hints: Regular expressions of names, and the key that says whether they are needed, for messages.
     """
 
     model: str
-    layers: tuple[tuple[str, ...], ...]
+    layers: str
     kinds: Callable[[Checkpoint], Sequence[AbstractSet[str]]] | None = None
     of_kind: tuple[tuple[str, str], ...] = ()
     vision: str = ""
     vision_part: str = "vision_config"
-    blocks: tuple[tuple[str, ...], ...] = ()
+    blocks: str = ""
     block_prefix: str = "visual.blocks."
     block_count: str = "depth"
     by_config: Callable[[Checkpoint], Iterable[str]] | None = None
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    config: Callable[[Checkpoint, Mapping[str, Any]], tuple[str, Mapping[str, Any]]] | None = None
+    rules: Rules = Rules()
+    hints: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +166,11 @@ QKV = Fuse(("q_proj", "k_proj", "v_proj"), "qkv_proj")
 GATE_UP = Fuse(("gate_proj", "up_proj"), "gate_up_proj")
 LAYER_LINEARS = r"\.(?:[qkvo]_proj|gate_proj|up_proj|down_proj)$"
 LINEARS = rf"{LAYER_LINEARS}|^lm_head$"  # those of a text model with dense layers
+# What mixes the streams of residuals, in DeepSeek-V4 and GLM-5.3.
+HYPER_CONNECTIONS = (
+    "hc_attn_fn=mix,wide hc_ffn_fn=mix,wide hc_attn_base=mix hc_ffn_base=mix hc_attn_scale=3 hc_ffn_scale=3"
+)
+HYPER_SIZES = {"mix": "hc_mult*hc_mult+2*hc_mult", "wide": "hc_mult*hidden"}
 # Scales of KV caches, which calibration leaves beside the layers.
 KV_SCALES = (r"\.(?:k|v|q|prob)_scale$", "FreeToken's KV cache is not quantised")
 NO_VISION = (

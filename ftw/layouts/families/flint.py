@@ -5,8 +5,9 @@ from __future__ import annotations
 from sys import maxsize
 from typing import TYPE_CHECKING
 
-from ftw.layouts.families.family import GATE_UP, MOE, QKV, Family, Needs
+from ftw.layouts.families.family import GATE_UP, MOE, QKV, Family, Needs, Rules
 from ftw.layouts.families.layer_kinds import DENSE, LayerConfig, dense_then_moe
+from ftw.layouts.families.llama import ATTENTION, EXPERTS, MLP, MODEL, NORMS, QK_NORMS, SIZES
 from ftw.layouts.recipes.dense_tensor import DenseTensor
 from ftw.layouts.recipes.recipe import Zeros
 
@@ -35,17 +36,29 @@ def _add_missing_biases(checkpoint: Checkpoint, tensors: list[DenseTensor]) -> l
 FLINT = Family(
     architectures=("FlintForCausalLM",),
     needs=Needs(
-        model="model.embed_tokens. model.norm.weight lm_head.?",
-        layers=(
-            (
-                "input_layernorm.weight post_attention_layernorm.weight self_attn.qkv_proj. self_attn.o_proj. "
-                "self_attn.q_norm.weight self_attn.k_norm.weight self_attn.softmax_offset",
-            ),
-        ),
+        model=MODEL,
+        layers=f"{NORMS} {ATTENTION} {QK_NORMS} self_attn.softmax_offset=heads",
         kinds=_kinds,
         of_kind=(
-            (DENSE, "mlp.gate_up_proj. mlp.down_proj."),
-            (MOE, "mlp.gate.weight mlp.gate.expert_bias mlp.shared_expert.gate_up_proj. mlp.shared_expert.down_proj."),
+            (DENSE, MLP),
+            (
+                MOE,
+                "mlp.gate.weight=experts,hidden mlp.gate.expert_bias=experts "
+                "mlp.shared_expert.gate_up_proj.=shared+shared,hidden mlp.shared_expert.down_proj.=hidden,shared",
+            ),
+        ),
+        sizes={**SIZES, **EXPERTS, "shared": "shared_expert_intermediate_size"},
+        rules=Rules(
+            rope_heads=("head",),
+            ropes=(),
+            one_of=(
+                ("hidden_act", ("silu",)),
+                ("router_score_function", ("sigmoid",)),
+                ("softmax_type", ("learnable",)),
+                ("attention_bias", (False,)),
+                ("decoder_sparse_step", (1,)),
+            ),
+            layer_types=("full_attention", "sliding_attention"),
         ),
     ),
     fuses=(QKV, GATE_UP),

@@ -10,7 +10,7 @@ from ftw.files import short_repr
 from ftw.layouts.families.family import MOE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ftw.checkpoint import Checkpoint
 
@@ -97,6 +97,11 @@ def moe_if_any(checkpoint: Checkpoint) -> Kinds:
     """Return the kinds of layers that all have experts, or none has."""
     num_layers = LayerConfig(checkpoint).number("num_hidden_layers")
     return dense_then_moe(num_layers, 0 if checkpoint.config.num_experts else num_layers)
+
+
+def name_layer_types(checkpoint: Checkpoint, num_layers: int, default: Callable[[int], str]) -> list[str]:
+    """Return what `layer_types` says of each layer, or what is given where there is no list."""
+    return LayerConfig(checkpoint).items("layer_types", length=num_layers) or [default(n) for n in range(num_layers)]
 
 
 def add_kind(kinds: Kinds, kind: str, layers: Iterable[int]) -> Kinds:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftw.layouts.families.family import GATE_UP, MOE, QKV, Family, Fuse, Needs
+from ftw.layouts.families.family import GATE_UP, MOE, QKV, Family, Fuse, Needs, Rules
 from ftw.layouts.families.layer_kinds import DENSE, LayerConfig, add_kind, dense_then_moe
+from ftw.layouts.families.llama import ATTENTION, MODEL, NORMS, QK_NORMS, SIZES
 
 if TYPE_CHECKING:
     from ftw.checkpoint import Checkpoint
     from ftw.layouts.families.layer_kinds import Kinds
 
 _QK_NORM, _SPARSE = "qk_norm", "sparse"
+_ROUTER = "block_sparse_moe.gate.weight=experts,hidden block_sparse_moe.e_score_correction_bias=experts"
+_EXPERTS = {"experts": "num_local_experts|num_experts"}
 _KV_CACHE_SCALE = "FreeToken's cache of keys and values is BF16 and takes no scale"
 
 
@@ -39,15 +42,13 @@ def _m3_kinds(checkpoint: Checkpoint) -> Kinds:
 MINIMAX_M2 = Family(
     architectures=("MiniMaxM2ForCausalLM",),
     needs=Needs(
-        model="model.embed_tokens. model.norm.weight lm_head.?",
-        layers=(
-            (
-                "input_layernorm.weight post_attention_layernorm.weight self_attn.qkv_proj. self_attn.o_proj. "
-                "block_sparse_moe.gate.weight block_sparse_moe.e_score_correction_bias",
-            ),
-        ),
+        model=MODEL,
+        layers=f"{NORMS} {ATTENTION} {_ROUTER}",
         kinds=_m2_kinds,
-        of_kind=((_QK_NORM, "self_attn.q_norm.weight self_attn.k_norm.weight"),),
+        of_kind=((_QK_NORM, "self_attn.q_norm.=q self_attn.k_norm.=kv"),),
+        sizes={**SIZES, **_EXPERTS, "expert_inner": "moe_intermediate_size|inner"},
+        rules=Rules(rope_heads=("head",)),
+        hints=((r"\.self_attn\.[qk]_norm\.", "use_qk_norm"),),
     ),
     left_out=((r"\.[qkv]_scale$|\.self_attn\.\w+_scale$", _KV_CACHE_SCALE),),
     fuses=(QKV,),
@@ -59,29 +60,64 @@ MINIMAX_M2 = Family(
 MINIMAX_M3 = Family(
     architectures=("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM"),
     needs=Needs(
-        model="model.embed_tokens. model.norm.weight lm_head.?",
-        layers=(
-            (
-                "input_layernorm.weight post_attention_layernorm.weight self_attn.qkv_proj. self_attn.o_proj. "
-                "self_attn.q_norm.weight self_attn.k_norm.weight",
-            ),
-        ),
+        model=MODEL,
+        layers=f"{NORMS} {ATTENTION} {QK_NORMS}",
         kinds=_m3_kinds,
         of_kind=(
-            (_SPARSE, "self_attn.index_qk_proj. self_attn.index_q_norm.weight self_attn.index_k_norm.weight"),
-            (DENSE, "mlp.gate_up_proj. mlp.down_proj."),
+            (
+                _SPARSE,
+                "self_attn.index_qk_proj.=indexers*index+index,hidden self_attn.index_q_norm.=index "
+                "self_attn.index_k_norm.=index",
+            ),
+            (DENSE, "mlp.gate_up_proj.=dense+dense,hidden mlp.down_proj.=hidden,dense"),
             (
                 MOE,
-                "block_sparse_moe.gate.weight block_sparse_moe.e_score_correction_bias "
-                "block_sparse_moe.shared_experts.gate_up_proj. block_sparse_moe.shared_experts.down_proj.",
+                f"{_ROUTER} block_sparse_moe.shared_experts.gate_up_proj.=shared+shared,hidden "
+                "block_sparse_moe.shared_experts.down_proj.=hidden,shared",
+            ),
+        ),
+        sizes={
+            **SIZES,
+            **_EXPERTS,
+            "expert_inner": "inner",
+            "dense": "dense_intermediate_size",
+            "shared_inner": "shared_intermediate_size",
+            "shared": "n_shared_experts*shared_inner",
+            "indexers": "sparse_attention_config.sparse_num_index_heads|index_n_heads",
+            "index": "sparse_attention_config.sparse_index_dim|index_head_dim",
+            "patch": "vision_config.patch_size",
+            "frames": "vision_config.temporal_patch_size",
+            "merge": "vision_config.spatial_merge_size",
+            "seen": "vision_config.hidden_size",
+            "seen_inner": "vision_config.intermediate_size",
+            "projected": "projector_hidden_size?hidden",
+        },
+        rules=Rules(
+            rope_heads=("head",),
+            ropes=("default",),
+            equal=(("indexers", "kv_heads"), ("index", "head")),
+            one_of=(
+                ("sparse_attention_config.sparse_block_size", (128,)),
+                ("sparse_attention_config.sparse_score_type", ("max",)),
+                ("scoring_func", ("sigmoid",)),
+                ("qk_norm_type", ("per_head",)),
+                ("attention_output_gate", (False,)),
+                ("use_gemma_norm", (True,)),
+                ("vision_config.hidden_act", ("gelu",)),
             ),
         ),
         vision=(
-            "vision_tower.vision_model.embeddings.patch_embedding.weight vision_tower.vision_model.pre_layrnorm.+ "
-            "vision_tower.multi_modal_projector.linear_1.+ vision_tower.multi_modal_projector.linear_2.+ "
-            "vision_tower.patch_merge_mlp.linear_1.+ vision_tower.patch_merge_mlp.linear_2.+"
+            "vision_tower.vision_model.embeddings.patch_embedding.=seen,vision_config.num_channels,frames,patch,patch "
+            "vision_tower.vision_model.pre_layrnorm.+=seen "
+            "vision_tower.multi_modal_projector.linear_1.+=projected,seen "
+            "vision_tower.multi_modal_projector.linear_2.+=hidden,projected "
+            "vision_tower.patch_merge_mlp.linear_1.+=projected,hidden*merge*merge "
+            "vision_tower.patch_merge_mlp.linear_2.+=hidden,projected"
         ),
-        blocks=(("layer_norm1.+ layer_norm2.+ mlp.fc1.+ mlp.fc2.+ self_attn.qkv.+ self_attn.out_proj.+",),),
+        blocks=(
+            "layer_norm1.+=seen layer_norm2.+=seen mlp.fc1.+=seen_inner,seen mlp.fc2.+=seen,seen_inner "
+            "self_attn.qkv.+=seen+seen+seen,seen self_attn.out_proj.+=seen,seen"
+        ),
         block_prefix="vision_tower.vision_model.encoder.layers.",
         block_count="num_hidden_layers",
     ),

@@ -6,16 +6,19 @@ Nothing is made until it is read, and then just the bytes that are asked for.
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError, printable
+from ftw.layouts.expected.config_check import check_config
+from ftw.layouts.expected.needs_check import check_needs, find_layers, has_tied_head
+from ftw.layouts.expected.sizes import Sizes
 from ftw.layouts.families.table import FAMILIES, NOT_SERVED, find_family
 from ftw.layouts.freetoken.banks import Banks, make_banks, parse_expert_name
 from ftw.layouts.freetoken.declared_schemes import read_declared_schemes
 from ftw.layouts.freetoken.dense import arrange_dense, rename
-from ftw.layouts.freetoken.experts_check import check_banks, check_experts
-from ftw.layouts.freetoken.needs_check import check_needs, find_layers, has_tied_head
+from ftw.layouts.freetoken.experts_check import check_banks, check_experts, find_bank_problem
 from ftw.layouts.freetoken.side_files import plan_copied_shards, plan_side_files
 from ftw.layouts.recipes.dense_tensor import as_stored
 from ftw.layouts.recipes.recipe import Run, find_run
@@ -64,7 +67,8 @@ class FreetokenArrangement:
         family = _find_family(checkpoint)
         self.source = checkpoint.source
         self._checkpoint = checkpoint
-        layers = find_layers(checkpoint, family)
+        layers, sizes = find_layers(checkpoint, family), Sizes(checkpoint, family.needs)
+        check_config(checkpoint, family.needs.rules, sizes)
         sorted_tensors = _Sorted(checkpoint, family, len(layers))
         schemes = read_declared_schemes(checkpoint)
         self.side_files: tuple[SideFile | CopiedShard, ...] = (
@@ -73,12 +77,12 @@ class FreetokenArrangement:
         )
         held = {name for file in self.side_files for name in file.tensors}
         self.beside = {name: tensor for name, tensor in checkpoint.tensors.items() if name in held}
-        banks = _plan_banks(checkpoint, family, sorted_tensors.experts, schemes)
+        banks = _plan_banks(checkpoint, family, sorted_tensors.experts, schemes, sizes)
         prepared = sorted_tensors.dense if family.prepare is None else family.prepare(checkpoint, sorted_tensors.dense)
         dense, undeclared = arrange_dense(self.source, family, prepared, schemes)
         if family.finish is not None:
             dense = family.finish(checkpoint, dense)
-        kept = check_needs(checkpoint, family, dense, layers)
+        kept = check_needs(checkpoint, family, dense, layers, sizes)
         check_experts(checkpoint, family, {name.layer: tensor for name, tensor in sorted_tensors.experts}, layers)
         self._recipes: dict[str, Recipe] = {}
         self._tensors: dict[str, TensorInfo] = {}
@@ -194,14 +198,25 @@ class _Sorted:
 
 
 def _plan_banks(
-    checkpoint: Checkpoint, family: Family, experts: list[tuple[ExpertName, TensorInfo]], schemes: DeclaredSchemes
+    checkpoint: Checkpoint,
+    family: Family,
+    experts: list[tuple[ExpertName, TensorInfo]],
+    schemes: DeclaredSchemes,
+    sizes: Sizes,
 ) -> Banks:
     if not experts:
         return Banks()
-    config = checkpoint.config
-    sizes = {"num_experts": config.num_experts or 0, "hidden_size": config.hidden_size or 0}
-    banks = make_banks(checkpoint.source, family.banks, experts, **sizes)
+    num_experts, hidden = (sizes.find(name) for name in ("experts", "hidden"))
+    numbers = {"num_experts": num_experts.value if num_experts else 0, "hidden_size": hidden.value if hidden else 0}
+    banks = make_banks(checkpoint.source, family.banks, experts, **numbers)
     check_banks(checkpoint.source, schemes, banks)
+    made = {bank.name: bank for bank in banks.tensors}
+    found = find_bank_problem(banks.tags, {name: (bank.dtype, bank.shape) for name, bank in made.items()}, sizes)
+    if found is not None:
+        name, problem = found
+        raise CheckpointError(
+            checkpoint.source, next(made[name].recipe.iter_sources()), f"{name}, made of it, {problem}"
+        )
     return banks
 
 
@@ -223,7 +238,10 @@ def _find_family(checkpoint: Checkpoint) -> Family:
         problem = f"architecture is {checkpoint.config.architecture}, which its server cannot load: {not_served}"
         raise CheckpointError(checkpoint.source, "config.json", problem)
     if family is None:
-        known = ", ".join(name for family in FAMILIES for name in family.architectures)
-        problem = f"architecture is {printable(str(checkpoint.config.architecture))}, layout='freetoken' knows {known}"
+        names = [name for family in FAMILIES for name in family.architectures]
+        found = printable(str(checkpoint.config.architecture))
+        nearest = " and ".join(get_close_matches(found, names, n=2, cutoff=0))
+        problem = f"architecture is {found}, layout='freetoken' knows {len(names)} others, such as {nearest}"
+        problem = f"{problem}; docs/ftw.md lists them"
         raise CheckpointError(checkpoint.source, "config.json", problem)
     return family

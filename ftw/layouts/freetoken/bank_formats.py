@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ftw.layouts.recipes.recipe import Recipe
 
 _SCALES_NBYTES = 16
+_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class BankSpec(NamedTuple):
         make: Makes an expert's part of one projection; also takes the role, the rows of the projection's weight, and
             those of the whole bank's.
         dtypes: Types that it can be stored in.
+        made: The type that the bank has.
+        shape: Returns the shape of an expert's part of the bank, from the rows and columns of its matrix.
         axes: How many axes an expert's tensor can have; of none or one, it must be one number.
     """
 
@@ -55,11 +58,19 @@ class BankSpec(NamedTuple):
     roles: tuple[str, ...]
     make: Callable[[ExpertSlice, str, int, int], ExpertSlice]
     dtypes: frozenset[str]
+    made: str
+    shape: Callable[[int, int], tuple[int, ...]]
     axes: tuple[int, ...] = (2,)
 
 
 class BankFormat(NamedTuple):
-    """A format, told by the tensors that a projection has, and by the type of the first."""
+    """A format, told by the tensors that a projection has, and by the type of the first.
+
+    Attributes:
+        tag: Its name in an index.
+        banks: What it is stored in.
+        unused: Names of tensors of a projection that no bank is made of.
+    """
 
     tag: str
     banks: tuple[BankSpec, ...]
@@ -83,11 +94,12 @@ def _as_bf16(part: ExpertSlice, _role: str, _rows: int, _all_rows: int) -> Exper
 def _padded(part: ExpertSlice, role: str, rows: int, all_rows: int) -> ExpertSlice:
     """Return scales as bf16 rows, padded so that those of the whole bank, of one expert, are a multiple of 16 bytes."""
     scales = _as_bf16(part, role, rows, all_rows)
-    columns = scales.shape[1]
-    padded = next(
-        size for size in range(columns, columns + _SCALES_NBYTES) if all_rows * size * 2 % _SCALES_NBYTES == 0
-    )
+    columns, padded = scales.shape[1], _pad(all_rows, scales.shape[1])
     return replace(scales, shape=(part.shape[0], padded), recipe=PaddedRows(scales.recipe, 2 * columns, 2 * padded))
+
+
+def _pad(rows: int, columns: int) -> int:
+    return next(size for size in range(columns, columns + _SCALES_NBYTES) if rows * size * 2 % _SCALES_NBYTES == 0)
 
 
 def _repeated(part: ExpertSlice, role: str, rows: int, _all_rows: int) -> ExpertSlice:
@@ -106,36 +118,60 @@ def swap(part: ExpertSlice) -> ExpertSlice:
     return replace(part, shape=(columns, rows), recipe=recipe)
 
 
+def _whole(rows: int, columns: int) -> tuple[int, ...]:
+    return (rows, columns)
+
+
+def _rows(rows: int, _columns: int) -> tuple[int, ...]:
+    return (rows,)
+
+
+def _padded_blocks(rows: int, columns: int) -> tuple[int, ...]:
+    return (rows // _BLOCK, _pad(rows // _BLOCK, columns // _BLOCK))
+
+
+def _by(number: int) -> Callable[[int, int], tuple[int, ...]]:
+    """Return the shape where so many columns share an element."""
+    return lambda rows, columns: (rows, columns // number)
+
+
 _E4M3, _E8M0, _U8, _I8 = (frozenset({dtype}) for dtype in ("F8_E4M3", "F8_E8M0", "U8", "I8"))
 
 FORMATS: tuple[BankFormat, ...] = (
-    BankFormat("bf16", (BankSpec("", ("weight",), _as_bf16, FLOATS),)),
+    BankFormat("bf16", (BankSpec("", ("weight",), _as_bf16, FLOATS, "BF16", _whole),)),
     BankFormat(
         "fp8_block",
         (
-            BankSpec("", ("weight",), _as_stored, _E4M3),
-            BankSpec("_scale", ("weight_scale_inv", "weight_scale"), _padded, FLOATS),
+            BankSpec("", ("weight",), _as_stored, _E4M3, "F8_E4M3", _whole),
+            BankSpec("_scale", ("weight_scale_inv", "weight_scale"), _padded, FLOATS, "BF16", _padded_blocks),
         ),
     ),
     BankFormat(
         "nvfp4",
         (
-            BankSpec("_packed", ("weight", "weight_packed"), _as_stored, _U8),
-            BankSpec("_scale", ("weight_scale",), _as_stored, _E4M3),
-            BankSpec("_global", ("weight_scale_2", "weight_global_scale"), _repeated, FLOATS, axes=(0, 1)),
+            BankSpec("_packed", ("weight", "weight_packed"), _as_stored, _U8, "U8", _by(2)),
+            BankSpec("_scale", ("weight_scale",), _as_stored, _E4M3, "F8_E4M3", _by(16)),
+            BankSpec(
+                "_global", ("weight_scale_2", "weight_global_scale"), _repeated, FLOATS, "F32", _rows, axes=(0, 1)
+            ),
         ),
         unused=frozenset({"input_scale", "input_global_scale"}),
     ),
     BankFormat(
         "ds_fp4",
-        (BankSpec("_packed", ("weight",), _as_bytes, _I8), BankSpec("_scale", ("scale",), _as_stored, _E8M0)),
+        (
+            BankSpec("_packed", ("weight",), _as_bytes, _I8, "U8", _by(2)),
+            BankSpec("_scale", ("scale",), _as_stored, _E8M0, "F8_E8M0", _by(32)),
+        ),
     ),
     BankFormat(
         "mxfp4_triton",
         (
-            BankSpec("_blocks", ("blocks",), _swapped, _U8, axes=(2, 3)),
-            BankSpec("_scales", ("scales",), _swapped, _U8),
-            BankSpec("_bias", ("bias",), _as_bf16, FLOATS, axes=(1,)),
+            BankSpec(
+                "_blocks", ("blocks",), _swapped, _U8, "U8", lambda rows, columns: (columns // 2, rows), axes=(2, 3)
+            ),
+            BankSpec("_scales", ("scales",), _swapped, _U8, "U8", lambda rows, columns: (columns // 32, rows)),
+            BankSpec("_bias", ("bias",), _as_bf16, FLOATS, "BF16", _rows, axes=(1,)),
         ),
     ),
 )

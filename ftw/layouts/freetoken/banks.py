@@ -185,8 +185,8 @@ class _Layer:
             for expert in range(self._num_experts)
         ]
         first = made[0]
-        if any(part.shape[1:] != first[0].shape[1:] for part in first):
-            problem = f"gate and up do not fit: {' and '.join(str(list(part.shape)) for part in first)}"
+        if any(part.shape != first[0].shape for part in first):
+            problem = f"gate and up must be alike, they are {' and '.join(str(list(part.shape)) for part in first)}"
             raise CheckpointError(self._source, first[0].name, problem)
         shape = (self._num_experts, sum(part.shape[0] for part in first), *first[0].shape[1:])
         return BankTensor(name, first[0].dtype, shape, join([part.recipe for expert in made for part in expert]))

@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftw.errors import CheckpointError, printable
+from ftw.layouts.expected.config_check import check_config
+from ftw.layouts.expected.needs_check import check_needs, find_layers
+from ftw.layouts.expected.sizes import Sizes
 from ftw.layouts.families.family import MOE
 from ftw.layouts.families.table import NOT_SERVED, find_family
-from ftw.layouts.freetoken.bank_formats import FORMATS, bank_name, most_common
-from ftw.layouts.freetoken.banks import PARTS
-from ftw.layouts.freetoken.needs_check import check_needs, find_layers
+from ftw.layouts.freetoken.bank_formats import FORMATS
+from ftw.layouts.freetoken.experts_check import find_bank_problem
 from ftw.layouts.recipes.dense_tensor import as_stored
 from ftw.tensors import EXPERTS_BANK
 
@@ -38,18 +40,19 @@ def find_obstacle(checkpoint: Checkpoint) -> str | None:
         return f"architecture is {printable(str(config.architecture))}, of which ftw does not know what FreeToken loads"
     dense = [as_stored(tensor, name, 0) for name, tensor in checkpoint.tensors.items() if _is_dense(tensor)]
     try:
-        layers = find_layers(checkpoint, family)
-        check_needs(checkpoint, replace(family, refuses_others=True), dense, layers)
+        layers, sizes = find_layers(checkpoint, family), Sizes(checkpoint, family.needs)
+        check_config(checkpoint, family.needs.rules, sizes)
+        check_needs(checkpoint, replace(family, refuses_others=True), dense, layers, sizes)
+        return _find_bank_obstacle(checkpoint, sum(MOE in kinds for kinds in layers), sizes)
     except CheckpointError as error:
         return printable(str(error.with_traceback(None)).removeprefix(f"{printable(error.path)}: "))
-    return _find_bank_obstacle(checkpoint, sum(MOE in kinds for kinds in layers))
 
 
 def _is_dense(tensor: TensorInfo) -> bool:
     return tensor.kind != EXPERTS_BANK and not tensor.shard  # what has a shard lies in a side file
 
 
-def _find_bank_obstacle(checkpoint: Checkpoint, num_layers: int) -> str | None:
+def _find_bank_obstacle(checkpoint: Checkpoint, num_layers: int, sizes: Sizes) -> str | None:
     """Return what is wrong with the banks of `num_layers` layers with experts."""
     banks = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.kind == EXPERTS_BANK}
     tags = _find_tags(checkpoint.metadata, num_layers)
@@ -57,17 +60,11 @@ def _find_bank_obstacle(checkpoint: Checkpoint, num_layers: int) -> str | None:
         return f"{printable(next(iter(banks)))}: is a bank of experts, config.json tells of none" if banks else None
     if len(tags) != num_layers:
         return f"quant_format: tells of {len(tags)} layers with experts, config.json of {num_layers}"
-    formats = {found.tag: found for found in FORMATS}
-    if any(tag not in formats for tag in tags):  # of a kernel of others, for which FreeToken packs them on a GPU
+    known = {found.tag for found in FORMATS}
+    if any(tag not in known for tag in tags):  # of a kernel of others, for which FreeToken packs them on a GPU
         return None if banks else "no tensor is a bank of experts"
-    named = formats[most_common(tags)].banks
-    for layer, tag in enumerate(tags):
-        for part in PARTS:
-            for spec in named[: len(formats[tag].banks)]:
-                name = bank_name(part, spec, layer)
-                if name not in banks and f"{part}{spec.suffix}" not in banks:  # 0.1.2 has one for all layers
-                    return f"{name}: is missing, {tag} experts need it"
-    return None
+    found = find_bank_problem(tags, {name: (tensor.dtype, tensor.shape) for name, tensor in banks.items()}, sizes)
+    return None if found is None else ": ".join(found)
 
 
 def _find_tags(metadata: Mapping[str, object], num_layers: int) -> list[str]:
