@@ -31,7 +31,7 @@ define install
 		echo 'failed'; tail -n 15 $(LOG) >&2; echo 'make: $(1) failed, all that was printed is in $(LOG)' >&2; exit 1; \
 	fi
 endef
-# pip's raw progress, "Progress 5 of 90", begins anew for each file.
+# pip's raw progress, "Progress 5 of 90", begins anew for each file. It needs pip 24.1.
 FETCHED = awk '/^Progress/ { if ($$2 + 0 < last) sum += last; last = $$2 + 0 } \
 	END { if (sum + last) printf " (%d MB fetched)", (sum + last) / 1000000 }' $(LOG)
 PIP = $(BIN)/python -m pip install --progress-bar raw
@@ -82,7 +82,7 @@ $(VENV)/.torch:
 	@echo 'Setting up $(VENV). torch is the largest part: 0.2 GB to fetch for the CPU alone, 2 to 3 GB for CUDA.'
 	@$(PYTHON) -m venv $(VENV)
 	@: > $(LOG)
-	$(call install,pip,$(PIP) --upgrade pip)
+	$(call install,pip,$(BIN)/python -m pip install --upgrade pip)
 	$(call install,torch,$(PIP) "$(TORCH)")
 	@touch $@
 
