@@ -33,7 +33,7 @@ define install
 endef
 # pip's raw progress, "Progress 5 of 90", begins anew for each file. It needs pip 24.1.
 FETCHED = awk '/^Progress/ { if ($$2 + 0 < last) sum += last; last = $$2 + 0 } \
-	END { if (sum + last) printf " (%d MB fetched)", (sum + last) / 1000000 }' $(LOG)
+	END { if (sum + last >= 1000000) printf " (%d MB fetched)", (sum + last) / 1000000 }' $(LOG)
 PIP = $(BIN)/python -m pip install --progress-bar raw
 
 # The package is a copy in $(VENV), so that a script in any folder finds it; where `make test` was, it is the checkout.
