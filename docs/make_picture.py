@@ -8,6 +8,7 @@ takes a few MB of the disk. What is printed and plotted is the command's own out
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import re
@@ -73,7 +74,7 @@ def run_inspect(folder: Path) -> tuple[str, str]:
 
 def draw_terminal(text: str) -> str:
     """Return the text as an SVG in the style of a terminal; no font is fetched from elsewhere."""
-    console = Console(record=True, width=max(map(len, text.splitlines())) + 1, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(record=True, width=max(map(len, text.splitlines())) + 1, file=io.StringIO())
     console.print(Text(text), soft_wrap=True)
     svg = console.export_svg(title="ftw inspect", unique_id="terminal")
     return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
