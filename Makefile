@@ -79,7 +79,7 @@ dist: $(VENV)/.installed-dev
 	$(BIN)/python -m twine check --strict dist/*
 
 $(VENV)/.torch:
-	@echo 'Setting up $(VENV). torch is the largest part: 0.2 GB to fetch for the CPU alone, 2 to 3 GB for CUDA.'
+	@echo 'Setting up $(VENV). torch is the largest part: 0.2 GB to fetch for the CPU alone, 2.7 GB with CUDA.'
 	@$(PYTHON) -m venv $(VENV)
 	@: > $(LOG)
 	$(call install,pip,$(BIN)/python -m pip install --upgrade pip)
