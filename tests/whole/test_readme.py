@@ -87,6 +87,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert lost == []
 
 
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_page_says_at_its_top_for_whom_it_is(page: Path) -> None:
+    top = page.read_text(encoding="utf-8").partition("\n## ")[0]
+    assert re.search(r"\b[Ff]or (people|everyone|users|authors|contributors|Python programmers)\b", top)
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_index_names_each_page(page: Path) -> None:
     assert page.name == "README.md" or f"]({page.name})" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
