@@ -23,7 +23,8 @@ SECONDS ?= 600
 # $(call install,WHAT,COMMAND): run a command of pip, its words in the log, and tell how far it is every few seconds.
 define install
 	@printf '%s: ' '$(1)'; echo "$$ $(2)" >> $(LOG); \
-	{ $(2); } >> $(LOG) 2>&1 & pid=$$!; seconds=0; \
+	{ exec $(2); } >> $(LOG) 2>&1 & pid=$$!; seconds=0; \
+	trap 'kill $$pid; echo interrupted; exit 130' INT TERM HUP; \
 	while sleep 1; kill -0 $$pid 2> /dev/null; do \
 		seconds=$$((seconds + 1)); test $$((seconds % 10)) -ne 0 || printf '%s s%s, ' $$seconds "$$($(FETCHED))"; \
 	done; \
