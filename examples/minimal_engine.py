@@ -235,10 +235,7 @@ def main() -> None:
             shape = (options.num_prompts, 32)
             prompts = torch.randint(0, engine.sizes.vocab, shape, generator=generator).tolist()
         start = time.perf_counter()
-        try:
-            answers = engine.generate(prompts, options.max_new_tokens)
-        except ValueError as error:
-            raise SystemExit(str(error)) from error
+        answers = engine.generate(prompts, options.max_new_tokens)
         seconds = time.perf_counter() - start
         for answer in answers[:4]:
             print(tokenizer.decode(answer) if tokenizer else answer)
@@ -247,4 +244,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ftw.FtwError, OSError, ValueError) as error:  # a wrong path, a tied model, a prompt that is too long
+        raise SystemExit(f"error: {error}") from error

@@ -1,6 +1,7 @@
 """The examples run, and what they show is so: an engine's tokens are those of transformers."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -212,6 +213,44 @@ def test_a_checkpoint_goes_the_whole_way(tmp_path: Path) -> None:
     assert "verified: 0 problems" in output
     assert "token embedding on the host, 2 other tensors" in output
     assert "only zeros: True" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("minimal_engine.py {nowhere}", "{nowhere}: path: does not exist"),
+        ("minimal_engine.py {tied} --embed host", "{tied}: model.embed_tokens.weight: tied to the LM head"),
+        ("minimal_engine.py {untied} --embed host --hot some", "'some'"),
+        ("minimal_engine.py {untied} --max-length 20", "allowed are 20"),
+        ("inspect_and_convert.py {nowhere} {new}", "{nowhere}: path: does not exist"),
+        ("inspect_and_convert.py {untied} {tied}", "{tied}: target: exists and is not empty"),
+    ],
+    ids=["engine-path", "engine-tied", "engine-size", "engine-prompt", "convert-path", "convert-target"],
+)
+def test_examples_say_in_one_line_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, problem: str
+) -> None:
+    places = {name: str(tmp_path / name) for name in ("nowhere", "new", "tied", "untied")}
+    for name in ("tied", "untied"):
+        make_reference(tmp_path / name, "Qwen3", tie_word_embeddings=name == "tied")
+    name, *arguments = words.format(**places).split()
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    message = str(ended.value)
+    assert message.startswith("error: ")
+    assert problem.format(**places) in message
+    assert "\n" not in message
+
+
+def test_source_without_a_target_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["inspect_and_convert.py", "source"])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(EXAMPLES / "inspect_and_convert.py"), run_name="__main__")
+    assert "SOURCE needs DIR" in capsys.readouterr().err
 
 
 def test_a_loaded_model_computes_the_same_after_offloading() -> None:

@@ -18,6 +18,8 @@ DOCUMENT = DOCS / "malformed.md"
 CASES = list(iter_cases())
 HEAD = """# Malformed checkpoints
 
+For people who got an error message from `ftw`, and for those who check what it refuses.
+
 What `ftw` says of each, by `FTW_WRITE_DOCS=1 python -m pytest tests/whole/test_malformed.py`, which writes this page;
 without the variable the test fails where a message differs from it. A message names the file, its part, what was found
 and what is allowed; it is the one line on stderr of `ftw inspect`, which ends with 1, and the text of the
