@@ -55,6 +55,8 @@ class CheckpointError(FtwError, ValueError):
         problem: What was found and what is allowed.
     """
 
+    subject: str
+
     def __init__(self, path: str | os.PathLike[str], subject: str, problem: str) -> None:
         self.path = os.fspath(path)
         self.subject = subject

@@ -113,7 +113,7 @@ def test_source_takes_a_path_object_for_a_path(hub_cache):
 
 def test_source_that_holds_no_checkpoint_is_named(hub_cache, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceNotFoundError, match="empty: checkpoint: this folder holds none"):
+    with pytest.raises(SourceNotFoundError, match="empty: checkpoint: is an empty folder; name one with weights"):
         ftw.inspect(tmp_path / "empty")
 
 

@@ -391,7 +391,7 @@ def test_cli_check_tells_whether_the_table_may_leave(
 def test_cli_check_refuses_a_vocabulary_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_gguf(tmp_path / "m.gguf", {}, kvs_of())
     assert main(["inspect", str(path)]) == 0
-    assert "no lookup table" in capsys.readouterr().out
+    assert "it is a vocabulary alone, without weights" in capsys.readouterr().out
     assert main(["inspect", str(path), "--check"]) == 3
 
 
