@@ -31,7 +31,7 @@ from ftw.conversion.verification import verify
 from ftw.conversion.writing.chunk_reader import ChunkReader
 from ftw.conversion.writing.shard_plan import DEFAULT_SHARD_LIMIT
 from ftw.conversion.writing.writer import FtwWriter
-from ftw.errors import FtwError
+from ftw.errors import FtwError, printable
 from ftw.readers import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -155,9 +155,10 @@ def _content_difference(
 ) -> str | None:
     """Return what is wrong with the bytes of the target, as they are now; None if every one is right."""
     try:
-        return next(iter(verify(target, against=checkpoint, progress=progress).problems), None)
+        problem = next(iter(verify(target, against=checkpoint, progress=progress).problems), None)
     except FtwError as error:
-        return str(error)
+        problem = str(error)
+    return None if problem is None else problem.removeprefix(f"{printable(str(target))}: ")
 
 
 def _iter_side_file(file: SideFile, progress: Callable[[int], None]) -> Iterator[bytes]:

@@ -104,7 +104,9 @@ def check_target(
         if stranger is not None:
             raise _refusal(target, f"{_NOT_EMPTY}; {stranger}, so it is not trusted")
         if difference is not None:
-            raise _refusal(target, f"exists and is not what this conversion makes: {difference}; {_REPLACE}")
+            raise _refusal(
+                target, f"exists and is not empty, and not what this conversion makes: {difference}; {_REPLACE}"
+            )
         raise _refusal(target, _NOT_EMPTY)
     if standing in _REFUSALS:
         raise _refusal(target, _REFUSALS[standing])

@@ -248,7 +248,7 @@ def test_resume_says_how_a_finished_target_differs(
             file.write(b"\xff" * 8)
     elif edit == "tensors":
         write_checkpoint(untied, llama_tensors(head=False), llama_config())
-    with pytest.raises(OutputError, match="is not what this conversion makes: ") as caught:
+    with pytest.raises(OutputError, match="exists and is not empty, and not what this conversion makes: ") as caught:
         ftw.convert(untied, tmp_path / "out", resume=True, **second)
     assert difference in str(caught.value)
 
