@@ -57,7 +57,7 @@ def _wrong_heads(part: Mapping[str, Any]) -> Iterator[str]:
     heads, kv_heads = first_count((part,), NUM_HEADS), first_count((part,), NUM_KV_HEADS)
     hidden_size, head_dim = first_count((part,), HIDDEN_SIZE), first_count((part,), HEAD_DIM)
     needs_no_share = head_dim is not None or first_count((part,), ("kv_lora_rank",)) is not None
-    is_checked = part.get("model_type") in HEADS_DIVIDE or not needs_no_share
+    is_checked = str(part.get("model_type")) in HEADS_DIVIDE or not needs_no_share
     if heads and hidden_size and is_checked and hidden_size % heads:
         yield f"hidden_size is {hidden_size}, which is no multiple of {heads} attention heads"
     if heads and kv_heads and heads % kv_heads:
