@@ -226,7 +226,7 @@ def step_gemma(out: Path, models: Path) -> dict[str, Any]:
     stock = run(out, "gemma-stock", model, TOKENS, options=EAGER)
     auto = run(out, "gemma-auto", model, TOKENS, options=EAGER, environ={"FTW_EMBED": "auto"})
     found = compare(stock, auto, 0)
-    is_refused = "error" in refused["facts"] and "tied" in str(refused["facts"]["error"])
+    is_refused = "error" in refused["facts"] and "LM head" in str(refused["facts"]["error"])
     return {**found, "ok": found["ok"] and is_refused, "host": refused["facts"].get("error"), "log": auto["log"]}
 
 

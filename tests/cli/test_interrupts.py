@@ -101,7 +101,7 @@ def test_interrupt_in_a_destructor_is_not_lost(error: str) -> None:
         "    Last()\n"
         "    for _ in range(600 if sys.argv[1] == 'interrupt' else 1): time.sleep(0.1)\n"
         "command.app = work\n"
-        "command.run([])\n"
+        "command.run(['inspect'])\n"
     )
     expects_interrupt = error == "KeyboardInterrupt"
     command = [sys.executable, "-c", script, "interrupt" if expects_interrupt else ""]
