@@ -200,8 +200,8 @@ def _gain_words(report: Report) -> str:
     slots = tokens = None
     if gain.expert_slots is not None and gain.expert_slot_bytes is not None:
         slots = f"{count_of(gain.expert_slots, 'expert slot')} of {format_size(gain.expert_slot_bytes)}"
-        if report.experts.total is not None and gain.expert_slots >= report.experts.total:
-            slots = f"all {count_of(report.experts.total, 'expert')} ({format_size(report.experts.nbytes)})"
+        if report.experts.number is not None and gain.expert_slots >= report.experts.number:
+            slots = f"all {count_of(report.experts.number, 'expert')} ({format_size(report.experts.nbytes)})"
     if gain.kv_tokens is not None and gain.kv_bytes_per_token is not None:
         tokens = f"{count_of(gain.kv_tokens, 'KV token')} of {format_size(gain.kv_bytes_per_token)}"
     return f"leaving the GPU frees {format_size(gain.vram_bytes)} of VRAM{_room_words(slots, tokens)}"

@@ -37,13 +37,13 @@ class Experts(NamedTuple):
     nbytes: int
 
     @property
-    def total(self) -> int | None:
+    def number(self) -> int | None:
         """How many there are, each of one layer, as far as all are of one size; None where there are none."""
         return self.nbytes // self.slot_bytes if self.slot_bytes else None
 
     def slots_in(self, nbytes: int) -> int | None:
         """Return how many of them fit into `nbytes`, at most all; None where there are none."""
-        return None if self.total is None else min(_how_many(nbytes, self.slot_bytes) or 0, self.total)
+        return None if self.number is None else min(_how_many(nbytes, self.slot_bytes) or 0, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def plan_budget(
         left = vram_bytes - reserved - weights - table_bytes
         return BudgetSide(table_bytes, left, experts.slots_in(left), _how_many(left, token))
 
-    return Budget(vram_bytes, weights, experts.nbytes, share(tables), share(0), experts.total, reserved)
+    return Budget(vram_bytes, weights, experts.nbytes, share(tables), share(0), experts.number, reserved)
 
 
 def kv_bytes_per_token(config: ModelConfig) -> int | None:

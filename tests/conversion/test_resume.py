@@ -624,7 +624,7 @@ def test_dry_run_judges_a_folder_that_was_put_aside_in_the_targets_place(
     result = foresee(source, target)
     assert (result.needed_nbytes, result.resumed_nbytes, result.was_complete) == (0, kept_nbytes(whole, 99), True)
     for options in ({"resume": False}, {"shard_limit": 4096}):
-        with pytest.raises(OutputError, match="out: target: exists and is not empty.*; overwrite=True replaces"):
+        with pytest.raises(OutputError, match=r"out: target: exists and is not empty.*; overwrite=True replaces"):
             foresee(source, target, **options)
     replaced = foresee(source, target, resume=False, overwrite=True)
     assert (replaced.needed_nbytes, replaced.was_complete) == (sum(map(len, whole.values())), False)
