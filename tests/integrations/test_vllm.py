@@ -266,7 +266,7 @@ def test_verdict_refuses_before_anything_is_made(vllm: FakeVllm, tmp_path: Path)
     made: list[object] = []
     vllm.BaseModelLoader.make_model = lambda config, prefix: made.append(config)
     source = write_model(tmp_path / "tied", tied=True)
-    with pytest.raises(ftw.NotEligibleError, match=r"tied: model\.embed_tokens\.weight: .*embed 'gpu' or 'auto'"):
+    with pytest.raises(ftw.NotEligibleError, match=r"tied: model\.embed_tokens\.weight: .*embed='gpu' or 'auto'"):
         vllm.load(asked(vllm, source))
     assert made == []
 
