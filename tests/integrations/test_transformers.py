@@ -199,7 +199,7 @@ def test_auto_class_chooses_by_the_config(qwen3: Saved) -> None:
 def test_class_that_is_loaded_decides_whether_there_is_a_head(tmp_path: Path, tie: bool) -> None:
     saved, ids = save(tmp_path, "Qwen3ForCausalLM", tie=True), random_ids(1, 5)
     change_config(saved, tie_word_embeddings=tie)
-    with pytest.raises(ftw.NotEligibleError, match="uses this same table .*; Qwen3ForCausalLM has one"):
+    with pytest.raises(ftw.NotEligibleError, match=r"uses this same table .*Qwen3ForCausalLM has one"):
         load(tmp_path)
     model = load(tmp_path, model_class=AutoModel)
     assert type(model) is Qwen3Model
@@ -214,7 +214,7 @@ def test_language_model_of_a_base_models_folder_is_refused_where_it_ties(tmp_pat
     build("Qwen3ForCausalLM", tie=True).model.save_pretrained(tmp_path)
     assert ftw.inspect(tmp_path).is_host_eligible
     assert host_modules(load(tmp_path)) == ["embed_tokens"]
-    with pytest.raises(ftw.NotEligibleError, match="uses this same table .*; Qwen3ForCausalLM has one"):
+    with pytest.raises(ftw.NotEligibleError, match=r"uses this same table .*Qwen3ForCausalLM has one"):
         load(tmp_path, model_class=AutoModelForCausalLM)
 
 
@@ -364,7 +364,10 @@ def test_tied_model_is_refused_by_the_name_of_its_table(tmp_path: Path, name: st
     with pytest.raises(ftw.NotEligibleError) as caught:
         load(tmp_path)
     line = str(caught.value)
-    assert line.startswith(f"{tmp_path}: {table}: refused: the LM head uses this same table (tie_word_embeddings is true; {name}")
+    assert line.startswith(
+        f"{tmp_path}: {table}: refused: the LM head uses this same table (tie_word_embeddings is true"
+    )
+    assert name in line
     assert line.endswith("; use embed='gpu' or 'auto'")
     assert len(line.splitlines()) == 1
 
