@@ -18,7 +18,7 @@ LOWEST_TESTS   ?= tests/test_ggml_types.py tests/cli/test_cli.py tests/readers/t
 FORMAT  ?= gguf
 SECONDS ?= 600
 
-.PHONY: demo test test-gpu test-lowest check coverage lint types fix fuzz fuzz-headers dist clean
+.PHONY: demo test test-whole test-gpu test-lowest check coverage lint types fix fuzz fuzz-headers dist clean
 
 # $(call install,WHAT,COMMAND): run a command of pip, its words in the log, and tell how far it is every few seconds.
 define install
@@ -43,6 +43,10 @@ demo: $(if $(wildcard $(VENV)/.installed-dev),$(VENV)/.installed-dev,$(VENV)/.in
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+# With all of what `test` does a part of: kills, faults, and classes of transformers with each way to set the tie flag.
+test-whole: $(VENV)/.installed-dev
+	FTW_WHOLE=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 # On a machine with a GPU: the rest in parallel, then one after another what measures its memory or compares tokens.
 test-gpu: $(VENV)/.installed-dev

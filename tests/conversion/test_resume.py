@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from amounts import amount
 from builders import llama_config, llama_tensors, write_checkpoint, write_sharded
 from folders import state, tree
 from ftw.cli.main import main
@@ -706,16 +707,18 @@ def run_trials(tmp_path: Path, kind: str, count: int, killed: int, resumed: int)
 
 
 @pytest.mark.timeout(3600)
-def test_resume_after_each_of_200_random_kills(tmp_path: Path) -> None:
+def test_resume_after_each_of_many_random_kills(tmp_path: Path) -> None:
     """Conversions that are killed up to three times; a child that a slow machine let end first is not counted."""
-    found = run_trials(tmp_path, "kills", 150, killed=200, resumed=75)
-    assert found["killed"] >= 200
-    assert found["resumed"] >= 75
+    killed, resumed = amount(60, 200), amount(20, 75)
+    found = run_trials(tmp_path, "kills", amount(40, 150), killed, resumed)
+    assert found["killed"] >= killed
+    assert found["resumed"] >= resumed
 
 
 @pytest.mark.timeout(3600)
-def test_resume_after_each_of_90_faults(tmp_path: Path) -> None:
-    """A disk that is full from some call on, a call that fails, writes that are short: 30 of each."""
-    found = run_trials(tmp_path, "faults", 90, killed=0, resumed=40)
-    assert found["failed"] >= 40
-    assert found["resumed"] >= 40
+def test_resume_after_each_of_many_faults(tmp_path: Path) -> None:
+    """A disk that is full from some call on, a call that fails, writes that are short: as many of each."""
+    resumed = amount(14, 40)
+    found = run_trials(tmp_path, "faults", amount(36, 90), killed=0, resumed=resumed)
+    assert found["failed"] >= resumed
+    assert found["resumed"] >= resumed

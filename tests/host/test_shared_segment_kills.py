@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from amounts import amount
 from segment_worker import (
     IDENTITY,
     NBYTES,
@@ -238,7 +239,7 @@ def test_interrupted_waiter_leaves_the_others_alone(folder, start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2), ids=lambda seed: f"seed{seed}")
+@pytest.mark.parametrize("seed", range(amount(1, 4)), ids=lambda seed: f"seed{seed}")
 def test_random_kills_never_give_wrong_bytes(folder, start, seed):
     chance = random.Random(seed)
     workers = [start(moment="forever") for _ in range(3)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from amounts import amount
 from arrangements import change
 from folders import read_index, state, tree
 from freetoken_sources import write_source, write_spec
@@ -46,7 +47,11 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: object, status: int
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("name", "trials", "killed", "resumed"),
-    [("qwen3_5_moe_fp8", 20, 50, 10), ("glm4_moe", 4, 6, 2), ("qwen4_exp", 6, 10, 3)],
+    [
+        ("qwen3_5_moe_fp8", *(amount(part, whole) for part, whole in ((8, 20), (16, 50), (4, 10)))),
+        ("glm4_moe", 3, 3, 1),
+        ("qwen4_exp", 4, 6, 2),
+    ],
     ids=["casts and padding", "DF11", "side files"],
 )
 def test_conversion_that_is_killed_at_random_ends_in_the_same_bytes(tmp_path, name, trials, killed, resumed):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 import transformers
+from amounts import IS_WHOLE
 from inspecting import stored_bytes, tensor_bytes
 from oracle_exceptions import CANNOT_BUILD, READ_WHOLE, REFUSES_TRUE, SAFE_SIDE, TOO_LARGE
 from tiny_configs import OTHERS, TIE_KEY, classes, tiny_config
@@ -75,6 +76,9 @@ CASES = [
     for flags in _flags_of(name, family)
     if not (flags.top and name in REFUSES_TRUE)
 ]
+_NUMBERS = {name: number for number, name in enumerate(classes())}
+# Of each class every second way, and the other ones of the next class; all with FTW_WHOLE=1.
+_TAKEN = [case for number, case in enumerate(CASES) if IS_WHOLE or (number + _NUMBERS[case[0]]) % 2 == 0]
 # Variants that compute with the whole table in ways that no shared weight shows: class, values, and what stays free.
 _READ_WHOLE: dict[str, tuple[str, dict[str, bool], set[str]]] = {
     "ibert-quantised": ("IBertModel", {"quant_mode": True}, set()),
@@ -126,7 +130,7 @@ def _quiet() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(("name", "flags"), CASES, ids=[f"{name}-{flags.id}" for name, flags in CASES])
+@pytest.mark.parametrize(("name", "flags"), _TAKEN, ids=[f"{name}-{flags.id}" for name, flags in _TAKEN])
 @pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 def test_verdict_is_what_the_model_does(name: str, flags: Flags, tmp_path: Path) -> None:
     observed = observe(name, flags, tmp_path)
