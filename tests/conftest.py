@@ -1,5 +1,6 @@
 """Set-up that has to come before torch and triton are imported."""
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -52,6 +53,18 @@ def _reason_to_skip(item: pytest.Item) -> str:
         if _numbers(version(library)) < _numbers(release):
             return f"compares with what {library} has since {release}"
     return ""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _modules_are_no_garbage() -> None:
+    """Take what is imported by now out of later collections: transformers alone makes each of them take a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the interpreter take modules apart at its end; libraries complain of leaks otherwise."""
+    gc.unfreeze()
 
 
 def _numbers(release: str) -> tuple[int, ...]:
