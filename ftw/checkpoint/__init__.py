@@ -18,6 +18,7 @@ from ftw.checkpoint.tensor_names import (
     find_other_tables,
     find_possible_heads,
     find_token_embeddings,
+    is_beside,
     is_position_like,
 )
 
@@ -25,5 +26,5 @@ __all__ = [
     "CHUNK_NBYTES", "CONFIG_NAME", "FILE_TYPE_KEY", "MOVED_ROLES", "NGRAM_EMBEDDING", "PER_LAYER_EMBEDDING",
     "TIE_KEY", "TOKEN_EMBEDDING", "Checkpoint", "ConfigPart", "ModelConfig", "NotAModel", "StoredModule", "TieFlag",
     "config_parts", "find_heads", "find_not_a_model", "find_other_tables", "find_possible_heads",
-    "find_token_embeddings", "is_position_like", "name_scheme", "open_checkpoint", "open_damaged",
+    "find_token_embeddings", "is_beside", "is_position_like", "name_scheme", "open_checkpoint", "open_damaged",
 ]  # fmt: skip

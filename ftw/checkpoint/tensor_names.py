@@ -145,6 +145,22 @@ def find_other_tables(
     return found.modules()
 
 
+def is_beside(head: StoredModule, table: StoredModule) -> bool:
+    """Return whether a head belongs to the language model whose table is given, as far as their paths tell.
+
+    Its path has no parts but those of language models, and those that the table's has too: a draft, a decoder of speech
+    or a critic is a part of its own, whatever it is called.
+    """
+    known = {*_LANGUAGE_PARTS, *_DECODER_PARTS, *table.bare_path.split(".")}
+    return known.issuperset(head.bare_path.split(".")[: -_num_own_parts(head)])
+
+
+def _num_own_parts(head: StoredModule) -> int:
+    """Return how many parts a head's own name has at the end of its path: two of `lm_head.decoder`."""
+    path = head.bare_path
+    return max((leaf.count(".") + 1 for leaf in _HEAD_PATHS if f".{path}".endswith(f".{leaf}")), default=1)
+
+
 def is_position_like(path: str) -> bool:
     """Return whether a module is by its name one of positions, segments, times or codes, which every step reads.
 

@@ -151,6 +151,17 @@ _HEADLESS = re.compile(
 _BASE_MODEL = re.compile(r".+Model")
 # What transformers calls the parts that such a model is made of; alone, they have no head either.
 _BASE_PART = re.compile(r".+(Encoder|Decoder|DecoderWrapper|Stack|TextTransformer)")
+_BARE_ENDS = frozenset(["", "decoder", "decoderwrapper", "encoder", "model", "stack", "textmodel", "texttransformer"])
+# Those that are not called as their model type is.
+_BARE_CLASSES = frozenset(
+    """
+    BarkFineModel ClvpModel CsmBackboneModel DecisionTransformerGPT2Model DiffusionGemmaDecoderModel
+    DiffusionGemmaEncoderTextModel FunnelBaseModel HunYuanDenseV1Model HunYuanMoEV1Model InklingModel
+    Nemotron3_5TranscribeModel PaddleOCRTextModel PeAudioFrameLevelModel Qwen2_5OmniThinkerTextModel
+    Qwen3OmniMoeTalkerModel Qwen3OmniMoeThinkerTextModel SeamlessM4TTextToUnitModel Speech2TextModel Step3p7TextModel
+    VideoPrismClipModel
+    """.split()
+)
 # Classes that hold a whole language model, whatever the rest of their name says.
 _WITH_HEAD = re.compile(
     r".*(Head\w*Model|EncoderDecoderModel|BertGenerationDecoder|(?<!Nano)ChatModel|(?<!X)GLMModel|MTModel|Qwen2_5OmniModel"
@@ -164,6 +175,13 @@ _AROUND_BASE_MODEL = frozenset(
     albert backbone bert biogpt convbert cpmant data2vec_text deberta distilbert electra ernie esm fnet funnel git
     gpt_neox gpt_neox_japanese gte ibert layoutlm led longformer luke lxmert mobilebert model mpnet mra nomic_bert
     nystromformer prophetnet reformer rembert roberta roberta_prelayernorm roc_bert roformer rwkv tapas transformer yoso
+    """.split()
+)
+_OF_NO_TASK = tuple(
+    f"{part}."
+    for part in """
+    audio_model audio_tower cls.predictions embed_out lm_head mtp multi_modal_projector rotary rotary_emb vision_model
+    vision_tower visual
     """.split()
 )
 _HOLDS_ITSELF = frozenset(["kosmos_2_5_text_model", "kosmos_2_text_model"])  # whose base models are called so, too
@@ -185,7 +203,15 @@ def is_headless(architecture: str | None, model_type: str | None) -> bool:
         return False
     if _HEADLESS.fullmatch(architecture):
         return True
-    return is_known(model_type) and (is_base_model(architecture) or _BASE_PART.fullmatch(architecture) is not None)
+    is_bare = is_base_model(architecture) or _BASE_PART.fullmatch(architecture) is not None
+    return is_bare and is_known(model_type) and _is_called_so(architecture, model_type or "")
+
+
+def _is_called_so(architecture: str, model_type: str) -> bool:
+    """Return whether transformers has a bare class of that name for a model type; remote code names others alike."""
+    stem = re.sub(r"[-_.]", "", model_type).lower()
+    name = architecture.lower().replace("_", "")
+    return architecture in _BARE_CLASSES or (name.startswith(stem) and name[len(stem) :] in _BARE_ENDS)
 
 
 def is_base_model(architecture: str) -> bool:
@@ -197,6 +223,11 @@ def is_base_model(architecture: str) -> bool:
 def is_for_task(architecture: str) -> bool:
     """Return whether a class is by its name a model and what a task such as classification adds to it."""
     return len(architecture) <= _MAX_NAME and _TASK.fullmatch(architecture) is not None
+
+
+def is_of_no_task(name: str) -> bool:
+    """Return whether a tensor beside the base model tells of no task: a rest of an LM head, a tower, a draft."""
+    return name.startswith(_OF_NO_TASK)
 
 
 def classes_of(config: ModelConfig) -> tuple[str, ...]:
@@ -211,6 +242,8 @@ def class_with_head(config: ModelConfig) -> str | None:
 
 def is_named_as_base_model(config: ModelConfig, path: str) -> bool:
     """Return whether a table's path is what it is in a base model, not in a class that holds one."""
+    if "language_model.model." in path:  # as transformers 4 called it in the class with the head
+        return False
     first = next((part for part in path.split(".") if part not in _WRAPPERS), "")
     is_other = config.model_type in WITHOUT_FLAG or config.model_type in _HOLDS_ITSELF
     return is_other or first not in _AROUND_BASE_MODEL

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftw.checkpoint import config_parts
 from ftw.ggml_types import gguf_architectures
 from ftw.verdict import families
-from ftw.verdict.stored_heads import DRAFT_VOCABULARY, find_unplaced_heads, has_shape_of, keep_lm_heads, name_of
+from ftw.verdict.stored_heads import DRAFT_VOCABULARY, find_unplaced_heads, is_like, keep_lm_heads, name_of
 from ftw.verdict.tie_claim import read_claim
 
 if TYPE_CHECKING:
@@ -181,7 +181,8 @@ def _find_strange_name(checkpoint: Checkpoint, table: StoredModule, name: str) -
     if families.is_base_model(name) and not families.is_named_as_base_model(checkpoint.config, table.path):
         return f"its table is called {table.path}"
     first, _, rest = table.path.partition(".")
-    if families.is_for_task(name) and rest and all(tensor.startswith(f"{first}.") for tensor in checkpoint.tensors):
+    others = (tensor for tensor in checkpoint.tensors if not tensor.startswith(f"{first}."))
+    if families.is_for_task(name) and rest and all(map(families.is_of_no_task, others)):
         return f"all tensors are {first}.…"
     return ""
 
@@ -259,7 +260,7 @@ def _is_own_head(
 ) -> bool:
     """Return whether a flag says that there is no tie, and a module without a known place is a head like the table."""
     is_said = any(not flag.value for part in checkpoint.config.parts for flag in part.flags)
-    if not is_said or claim.has_tie or not has_shape_of(checkpoint, table, head):
+    if not is_said or claim.has_tie or not is_like(checkpoint, table, head):
         return False
     return not _equal_modules(checkpoint, table, head, equality)
 

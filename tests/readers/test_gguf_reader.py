@@ -523,7 +523,7 @@ def test_folder_of_several_models_is_refused(tmp_path: Path, names: list[str], p
 def test_file_in_a_subfolder_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "m.gguf").write_bytes(FILE)
-    with pytest.raises(SourceNotFoundError, match="holds none"):
+    with pytest.raises(SourceNotFoundError, match="holds no weights itself"):
         open_reader(tmp_path)
 
 

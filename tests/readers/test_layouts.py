@@ -87,7 +87,7 @@ WRITTEN = {
     "diffusers, one part": Layout({"config.json": {}, UNET: weights("t")}, (UNET,)),
     "diffusers, pipeline": Layout(
         {"model_index.json": {}, "unet/config.json": {}, f"unet/{UNET}": weights("t")},
-        (), (), "this folder holds none",
+        (), (), "is a diffusers pipeline",
     ),
 }  # fmt: skip
 LOOKED_UP = {

@@ -63,10 +63,7 @@ SAFE_SIDE: dict[str, tuple[tuple[str, ...], str]] = {
     "Inkling2LoopForCausalLM": (("true",), _V5_ALONE),
     "Inkling2LoopForConditionalGeneration": (("true",), _V5_ALONE),
     "InklingForCausalLM": (("true",), _V5_ALONE),
-    "KyutaiSpeechToTextForConditionalGeneration": (
-        ("absent", "false", "stripped"),
-        "its head has fewer rows than a sixteenth of the table, which holds codes of sound too",
-    ),
+    "JanusForConditionalGeneration": (("stripped",), "its head for images may be the LM head, so the tie is not known"),
     "KimiLinearForCausalLM": (("true",), _REMOTE),
     "LukeForMaskedLM": (("absent", "true"), _V4),
     "Molmo2ForConditionalGeneration": (_ALWAYS, _TWO_TENSORS),
@@ -77,6 +74,7 @@ SAFE_SIDE: dict[str, tuple[tuple[str, ...], str]] = {
     "NemotronHForCausalLM": (("true",), _REMOTE),
     "OmniASRForConditionalGeneration": (("true",), _V5_ALONE),
     "NemotronH_Omni_Reasoning_V3": (("true",), _REMOTE),
+    "PPFormulaNetForConditionalGeneration": (("true",), _V4),
     "Pop2PianoForConditionalGeneration": (
         _ALWAYS,
         "transformers 4 shares the two weights by the same flag, which its configuration forces",

@@ -138,7 +138,7 @@ def test_metadata_that_contradict_the_tensors_are_a_conflict(tmp_path: Path, hea
 def test_file_without_head_of_an_unknown_architecture_may_be_tied(tmp_path: Path) -> None:
     report = inspect(tmp_path, {TABLE: packed()}, "newer-than-gguf")
     [found] = report.verdict.tables
-    detail = "no LM head is stored, and the gguf package knows no architecture newer-than-gguf, which may have none"
+    detail = "no LM head is stored, and whether the architecture newer-than-gguf has one is not known"
     assert words(found) == (TABLE, "token_embedding", False, "tied", detail)
     assert (report.verdict.tied, report.verdict.tie_evidence) == (None, ("no LM head stored",))
     known = inspect(tmp_path / "head", {TABLE: packed(), HEAD: packed(seed=1)}, "newer-than-gguf")

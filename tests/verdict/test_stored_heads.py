@@ -25,7 +25,7 @@ PACKED = {
     "exl3-signs": {"trellis": (I16, 1, 4, 32), "su": (I16, 1), "sv": (I16, 4)},
     "gptqmodel": {"qweight": (I32, 1, 64), "qzeros": (I32, 1, 8), "scales": (F16, 1, 64), "g_idx": (I32, 8)},
     "awq": {"qweight": (I32, 8, 8), "qzeros": (I32, 1, 8), "scales": (F16, 1, 64)},
-    "marlin": {"B": (I32, 1, 128), "s": (F16, 1, 64)},
+    "marlin": {"B": (I32, 2, 64), "s": (F16, 1, 64)},
     "llm-compressor": {"weight_packed": (I32, 64, 1), "weight_scale": (BF16, 64, 1), "weight_shape": (I32, 2)},
     "torchao": {"_weight_qdata": (I8, 64, 8), "_weight_scale": (BF16, 64, 1), "_weight_zero_point": (I8, 64, 1)},
     "torchao-colon": {"weight:_data": (I8, 64, 8), "weight:scale": (BF16, 64, 1)},
@@ -197,7 +197,10 @@ def test_head_in_an_unknown_place_is_named_where_nothing_says_untied(tmp_path: P
 
 @pytest.mark.parametrize("name", UNPLACED, ids=str)
 def test_head_in_an_unknown_place_and_a_flag_that_says_untied(tmp_path: Path, name: str) -> None:
-    assert judge(tmp_path / "own", {name: matrix()}, SAID)[:2] == ("ok", False)
+    # In a part of the model that the table is not in, it may be that part's own.
+    is_beside = name.count(".") == 1
+    expected = ("ok", False) if is_beside else ("tied", None)
+    assert judge(tmp_path / "own", {name: matrix()}, SAID)[:2] == expected
     # Not like the table: one for other codes, or a copy.
     for number, stored in enumerate((matrix(33), matrix(80), llama_tensors()[TABLE].clone())):
         assert judge(tmp_path / str(number), {name: stored}, SAID)[:2] == ("tied", None)
@@ -225,7 +228,7 @@ def test_what_cannot_be_a_head_is_not_named(tmp_path: Path, name: str, shape: tu
 # other sizes
 
 
-@pytest.mark.parametrize("rows", [1, 3, 31], ids=str)
+@pytest.mark.parametrize("rows", [2, 3, 31], ids=str)
 def test_small_lm_head_is_one_where_the_tie_is_told(tmp_path: Path, rows: int) -> None:
     """CSM has 2,051 rows beside a text table of 128,256, Kyutai's speech-to-text 4,001 beside 69,570."""
     stored = {HEAD: matrix(rows)}

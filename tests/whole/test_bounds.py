@@ -199,7 +199,7 @@ MEMORY: dict[str, tuple[dict[str, Callable[[], bytes | str]], str]] = {
                 kvs=[ARCHITECTURE, *(kv(str(number), "str", "a" * 999_999 + "\U0001f600") for number in range(20))]
             )
         },
-        "is a string of",
+        "0 tensors",
     ),
     "gguf of a long vocabulary": (
         {

@@ -219,7 +219,10 @@ def test_a_checkpoint_goes_the_whole_way(tmp_path: Path) -> None:
     ("words", "problem"),
     [
         ("minimal_engine.py {nowhere}", "{nowhere}: path: does not exist"),
-        ("minimal_engine.py {tied} --embed host", "{tied}: model.embed_tokens.weight: tied to the LM head"),
+        (
+            "minimal_engine.py {tied} --embed host",
+            "{tied}: model.embed_tokens.weight: refused: the LM head uses this same table",
+        ),
         ("minimal_engine.py {untied} --embed host --hot some", "'some'"),
         ("minimal_engine.py {untied} --max-length 20", "allowed are 20"),
         ("inspect_and_convert.py {nowhere} {new}", "{nowhere}: path: does not exist"),

@@ -33,7 +33,7 @@ def test_hub_layers_beside_the_model_are_fetched(hub, tmp_path, name):
 def test_hub_file_of_an_odd_name_is_known_when_it_is_named(hub, tmp_path):
     hub.add("org/name", write_layout(tmp_path / "m", {"weights.bin": gguf(), "README.md": ""}))
     assert ftw.inspect("org/name/weights.bin").format == "gguf"
-    with pytest.raises(ftw.SourceNotFoundError, match="this folder holds none"):
+    with pytest.raises(ftw.SourceNotFoundError, match="holds PyTorch pickles"):
         ftw.inspect("org/name")
 
 
