@@ -13,6 +13,7 @@ from malformed_cases import EITHER, UNJUDGED, Case, iter_cases
 from places import DOCS
 
 import ftw
+from ftw.errors import in_command_words
 
 DOCUMENT = DOCS / "malformed.md"
 CASES = list(iter_cases())
@@ -40,7 +41,7 @@ def test_malformed_checkpoint_is_refused_with_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], case: Case
 ) -> None:
     source = case.write(folder)
-    messages = [refusal(source, ftw.open_checkpoint), refusal(source, ftw.inspect)]
+    messages = [in_command_words(refusal(source, use)) for use in (ftw.open_checkpoint, ftw.inspect)]
     assert main(["inspect", str(source)]) == 1
     output = capsys.readouterr()
     assert output.out == ""
