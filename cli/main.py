@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
         status = status if words else USAGE
         sys.stdout.flush()  # here, where an error has a place to go
     except typer.TyperException as error:
-        problem = error.format_message().removesuffix(".").replace("Value error, ", "")
+        problem = " ".join(error.format_message().split()).removesuffix(".").replace("Value error, ", "")
         _tell(f"{problem}; see '{' '.join(['ftw', *_command_of(words)])} --help'", error, words)
         return USAGE
     except NotEligibleError as error:
