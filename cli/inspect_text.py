@@ -73,9 +73,9 @@ def _print_next(report: Report, embed: str) -> None:
     if report.not_a_model is not None:
         return
     if embed:
+        print_command("to use it in Python", f"ftw.load({report.source!r}, embed={embed!r})")
         if report.format != "ftw":
-            print_command("to use it", f"ftw convert {source} {_TARGET} --embed {embed}")
-        print_command("in Python", f"ftw.load({report.source!r}, embed={embed!r})")
+            print_command("to convert it first, if you like", f"ftw convert {source} {_TARGET} --embed {embed}")
     elif way_out := _WAYS_OUT.get(report.verdict.token_embedding.reason):
         print_line(f"what to do: {way_out}")
 

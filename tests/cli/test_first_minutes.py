@@ -53,8 +53,8 @@ def test_inspect_begins_with_the_answer_and_ends_it_with_what_to_type(capsys: An
         f"{untied}: yes, {TABLE} can leave the GPU: untied: config says tie_word_embeddings=false and lm_head.weight "
         "is stored",
         "leaving the GPU frees 1.00 KiB of VRAM: room for 32 KV tokens of 32 B",
-        f"to use it: ftw convert {untied} TARGET --embed host",
-        f"in Python: ftw.load({str(untied)!r}, embed='host')",
+        f"to use it in Python: ftw.load({str(untied)!r}, embed='host')",
+        f"to convert it first, if you like: ftw convert {untied} TARGET --embed host",
         "",
     ]
 
@@ -71,7 +71,7 @@ def test_inspect_names_tables_that_can_leave_though_the_first_cannot(capsys: Any
     source = write_checkpoint(tmp_path, tensors, llama_config(tie_word_embeddings=True))
     out = printed(capsys, "inspect", source)
     assert "other tables can leave the GPU: model.embed_tokens_per_layer.weight\nleaving the GPU frees 4.00 KiB" in out
-    assert f"to use it: ftw convert {source} TARGET --embed auto\n" in out
+    assert f"to convert it first, if you like: ftw convert {source} TARGET --embed auto\n" in out
 
 
 def test_inspect_of_an_ftw_says_what_its_index_does(capsys: Any, untied: Path, tmp_path: Path) -> None:

@@ -501,5 +501,5 @@ def test_report_fits_the_terminal(moe: Path, columns: int) -> None:
     assert report.budget is not None
     for number in (64, 8, report.budget.after.kv_tokens, report.budget.before.kv_tokens, "102.40 MiB", "1.00 KiB"):
         assert re.search(rf"\b{number}\b", whole)
-    for words in ("model.embed_tokens.weight can leave the GPU", "token_embedding", f"to use it: ftw convert {moe} "):
+    for words in ("model.embed_tokens.weight can leave the GPU", "token_embedding", f"if you like: ftw convert {moe} "):
         assert words in whole
