@@ -185,6 +185,13 @@ def _tie_at_the_top(_, config, tensors):
         ("llama", _set(num_hidden_layers="2"), r"config\.json: num_hidden_layers: is '2', a count"),
         ("qwen3_moe", _set(num_hidden_layers=-1), r"config\.json: num_hidden_layers: is -1, a count"),
         (
+            "qwen3_moe",
+            _set(num_experts_per_tok=64),
+            r"num_experts_per_tok: is 64, a number of the \d experts is needed",
+        ),
+        ("qwen3_moe", _set(num_experts_per_tok="x"), r"num_experts_per_tok: is 'x', a number of the \d experts is"),
+        ("qwen3_moe", _set(rope_parameters="x"), r"rope_parameters: is 'x', .* has the types"),
+        (
             "minimax_m2",
             _set(use_qk_norm=...),
             r"k_norm\.weight: .* has no place for it: use_qk_norm is missing in config",
@@ -208,6 +215,9 @@ def _tie_at_the_top(_, config, tensors):
         "no-layers",
         "text",
         "negative",
+        "too-many-chosen",
+        "no-number-chosen",
+        "rope",
         "norms",
         "tied",
         "biases",

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ftw.errors import CheckpointError
-from ftw.files import short_repr
+from ftw.files import is_count, short_repr
 from ftw.layouts.families.layer_kinds import LayerConfig
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ftw.layouts.families.family import Rules
 
 _ROPE_HEADS = (64, 128, 256, 512)
+_CHOSEN_KEY = "num_experts_per_tok"
 _ROPE_KEYS = ("rope_parameters", "rope_scaling")
 
 
@@ -55,6 +56,9 @@ def _find_values(rules: Rules, sizes: Sizes, model: str) -> Iterator[tuple[str, 
     for key, rope in _iter_ropes(sizes) if rules.ropes else ():
         if rope not in rules.ropes:
             yield key, f"is {short_repr(rope)}, {model} has the types {', '.join(rules.ropes)}"
+    experts, chosen = sizes.find("experts"), sizes.read(_CHOSEN_KEY)
+    if experts is not None and chosen is not None and not (is_count(chosen) and 0 < chosen <= experts.value):
+        yield _CHOSEN_KEY, f"is {short_repr(chosen)}, a number of the {experts.value} experts is needed"
     missing = [key for key in rules.required if sizes.read(key.split(".")[0]) and sizes.read(key) is None]
     for key in (*missing, *filter(sizes.is_null, rules.not_null)):
         yield key, f"is {'null' if sizes.is_null(key) else 'missing'}, {model} needs it"
@@ -77,7 +81,9 @@ def _iter_ropes(sizes: Sizes) -> Iterator[tuple[str, Any]]:
     """Yield the names of rotary embeddings, of all layers or of each kind, and the keys that they stand under."""
     for key in _ROPE_KEYS:
         found = sizes.read(key)
-        if isinstance(found, dict):
+        if found is not None and not isinstance(found, dict):
+            yield key, found
+        elif found is not None:
             parts = {key: found, **{f"{key}.{name}": part for name, part in found.items() if isinstance(part, dict)}}
             for place, part in parts.items():
                 rope = part.get("rope_type", part.get("type"))
