@@ -75,7 +75,8 @@ def inspect_command(
         print_warning(warning)
     if plot is not None:
         plot_budget(report, plot)
-    refused = refuse(report.verdict, source) if check and not report.is_host_eligible else None
+    # What to do is printed with the report: this command moves nothing.
+    refused = refuse(report.verdict, source, way_out="") if check and not report.is_host_eligible else None
     if as_json:
         print_json({**report.to_dict(), **({} if refused is None else describe_failure(str(refused), refused))})
     elif not quiet:

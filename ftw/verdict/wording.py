@@ -19,7 +19,7 @@ def refusal(table: TableVerdict, source: str, why: str) -> str:
     return f"{printable(source)}: {printable(table.name) or 'token embedding'}: {printable(in_python_words(why))}"
 
 
-def refuse(verdict: Verdict, source: str, why: str | None = None) -> NotEligibleError:
+def refuse(verdict: Verdict, source: str, why: str | None = None, *, way_out: str = f"; {WAY_OUT}") -> NotEligibleError:
     """Return the error that says that the token embedding may not leave the GPU, why, and the way out.
 
     `why` is what stands against it if the verdict does not.
@@ -27,7 +27,7 @@ def refuse(verdict: Verdict, source: str, why: str | None = None) -> NotEligible
     table = verdict.token_embedding
     reason = table.reason if why is None else None
     line = refusal(table, source, f"refused: {explain(verdict, table) if why is None else why}")
-    return NotEligibleError(f"{line}; {WAY_OUT}", reason=reason, subject=table.name or None)
+    return NotEligibleError(f"{line}{way_out}", reason=reason, subject=table.name or None)
 
 
 def explain(verdict: Verdict, table: TableVerdict) -> str:

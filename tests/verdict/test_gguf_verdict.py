@@ -384,7 +384,7 @@ def test_cli_check_tells_whether_the_table_may_leave(
     out, err = capsys.readouterr()
     assert TABLE in out
     why = "the LM head uses this same table (llama has one, and none is stored)"
-    refusal = f"ftw: error: {path}: {TABLE}: refused: {why}; use --embed gpu or auto\n"
+    refusal = f"ftw: error: {path}: {TABLE}: refused: {why}\n"
     assert err == ("" if head else refusal)
 
 
