@@ -163,7 +163,7 @@ def test_gguf_and_what_has_the_layout_already_are_refused(tmp_path, capsys):
     message = error_of(capsys, "convert", tmp_path / "model.gguf", tmp_path / "out", *LAYOUT)
     assert "is a GGUF, --layout freetoken is made of safetensors" in message
     message = error_of(capsys, "convert", tmp_path / "done", tmp_path / "out", *LAYOUT)
-    assert "layout: is FreeToken's already; layout='plain' copies it" in message
+    assert "layout: is FreeToken's already; --layout plain copies it" in message
     assert state(tmp_path) == before
 
 
