@@ -242,8 +242,6 @@ def class_with_head(config: ModelConfig) -> str | None:
 
 def is_named_as_base_model(config: ModelConfig, path: str) -> bool:
     """Return whether a table's path is what it is in a base model, not in a class that holds one."""
-    if "language_model.model." in path:  # as transformers 4 called it in the class with the head
-        return False
     first = next((part for part in path.split(".") if part not in _WRAPPERS), "")
     is_other = config.model_type in WITHOUT_FLAG or config.model_type in _HOLDS_ITSELF
     return is_other or first not in _AROUND_BASE_MODEL

@@ -77,14 +77,6 @@ def test_bare_class_of_a_family_has_none(tmp_path: Path, name: str) -> None:
     assert ftw.inspect(write_checkpoint(tmp_path, tensors, config)).is_host_eligible
 
 
-@pytest.mark.parametrize(("name", "model_type"), [("LlavaModel", "llava"), ("Gemma3Model", "gemma3")])
-def test_bare_class_over_old_names_of_a_whole_model_is_not_known(tmp_path: Path, name: str, model_type: str) -> None:
-    config = {"architectures": [name], "model_type": model_type, "tie_word_embeddings": True}
-    tensors = {"language_model.model.embed_tokens.weight": torch.randn(64, 8), "vision_tower.w": torch.ones(8)}
-    found = ftw.inspect(write_checkpoint(tmp_path, tensors, config)).verdict
-    assert (found.token_embedding.eligible, found.tied) == (False, None)
-
-
 @pytest.mark.parametrize("rest", ["lm_head.bias", "lm_head.weight_scale", "cls.predictions.bias", "mtp.x", "visual.x"])
 def test_rest_of_a_head_makes_no_classifier(tmp_path: Path, rest: str) -> None:
     config = llama_config(architectures=["LlamaForSequenceClassification"], tie_word_embeddings=True)

@@ -219,7 +219,7 @@ MEMORY: dict[str, tuple[dict[str, Callable[[], bytes | str]], str]] = {
     ),
     "header of a long wide name": (
         {"model.safetensors": lambda: safetensors_bytes(named(["n" * 66_000 + "\U0001f600"]))},
-        "holds a key of more than 65536 characters",
+        "holds more than 65538 characters in one value",
     ),
     "header of shapes of 64": (
         {"model.safetensors": lambda: safetensors_bytes(
@@ -293,7 +293,7 @@ MEMORY: dict[str, tuple[dict[str, Callable[[], bytes | str]], str]] = {
         {"m.gguf": lambda: gguf_bytes(
             [entry(f"{number}{'n' * 65_000}\U0001f600", (0,)) for number in range(1200)]
         )},
-        "bytes of memory hold",
+        "at most 63 are allowed",
     ),
 }  # fmt: skip
 
