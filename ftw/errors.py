@@ -20,6 +20,10 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Arguments of the library that are options of the command line. A message may have both, as "--x (x=True)".
 _OPTIONS = "embed|overwrite|resume|decode_df11|layout|follow_links|sha256|vram_bytes|reserve_bytes"
@@ -117,6 +121,12 @@ def printable(text: str) -> str:
     if len(text) > _MAX_SHOWN:
         text = f"{text[: _MAX_SHOWN // 2]}…{text[-_MAX_SHOWN // 2 :]}"
     return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def list_names(names: Sequence[str], most: int) -> str:
+    """Return the first `most` names for a message, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(printable, names[:most])) + more
 
 
 def in_python_words(message: str) -> str:

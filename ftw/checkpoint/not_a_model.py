@@ -11,9 +11,8 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftw.checkpoint.stored_modules import MAX_NAME
-from ftw.errors import printable
 from ftw.readers.gguf import ARCHITECTURE_KEY
-from ftw.readers.safetensors import is_adapter_file
+from ftw.readers.safetensors import describe_adapter, is_adapter_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +66,7 @@ def find_not_a_model(checkpoint: Checkpoint) -> NotAModel | None:
     trained = "" if is_named else _find_trained(checkpoint)
     if is_named or trained:
         base = _first_text(checkpoint.read_json(_ADAPTER_CONFIG_NAME) or {}, _BASE_KEYS)
-        return NotAModel("adapter", describe_adapter(base), f"file:{files[0]}" if is_named else f"tensor:{trained}")
+        return _make_adapter(base, f"file:{files[0]}" if is_named else f"tensor:{trained}")
     return None if checkpoint.tensors else NotAModel("empty", "it holds no tensor; name a folder or file with weights")
 
 
@@ -75,7 +74,7 @@ def _find_gguf(checkpoint: Checkpoint) -> NotAModel | None:
     raw = checkpoint.config.raw
     kind = raw.get(_TYPE_KEY)
     if kind == "adapter":
-        return NotAModel("adapter", describe_adapter(_first_text(raw, _GGUF_BASE_KEYS)), f"gguf:{_TYPE_KEY}={kind}")
+        return _make_adapter(_first_text(raw, _GGUF_BASE_KEYS), f"gguf:{_TYPE_KEY}={kind}")
     if raw.get(ARCHITECTURE_KEY) in _PROJECTOR_ARCHITECTURES:
         kind = "mmproj"
     if not checkpoint.tensors and kind not in _GGUF_TYPES:
@@ -83,12 +82,9 @@ def _find_gguf(checkpoint: Checkpoint) -> NotAModel | None:
     return NotAModel(kind, _GGUF_TYPES[kind]) if isinstance(kind, str) and kind in _GGUF_TYPES else None
 
 
-def describe_adapter(base: str) -> str:
-    """Return what an adapter is, of which model if that is known, and what to do."""
-    named = f" of '{printable(base)}'" if base else ""
-    return (
-        f"it is an adapter (LoRA or the like){named}, no model; inspect or convert the base model, or merge them first"
-    )
+def _make_adapter(base: str, evidence: str) -> NotAModel:
+    text = f"it is {describe_adapter(base)}; inspect or convert the base model, or merge them first"
+    return NotAModel("adapter", text, evidence)
 
 
 def _find_trained(checkpoint: Checkpoint) -> str:

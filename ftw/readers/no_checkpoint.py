@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftw.errors import printable
+from ftw.errors import list_names
 from ftw.files import find_impostor
-from ftw.hub import Place
+from ftw.hub import Place, open_weight_file
 from ftw.readers.ftw_format import INDEX_NAME, JOURNAL_NAME, OWN_NAMES
+from ftw.readers.safetensors import describe_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +43,7 @@ def describe_no_checkpoint(place: Place, is_checkpoint: Callable[[Place], bool])
     inside = [name for name in names[:_MAX_TRIED] if (place.folder / name).is_dir()]
     found = [name for name in inside if is_checkpoint(Place(place.folder / name))]
     if "model_index.json" in names:
-        way_out = f"name one of its sub-folders that can be opened: {_listed(found)}" if found else _SAVE
+        way_out = f"name one of its sub-folders that can be opened: {list_names(found, _MAX_NAMED)}" if found else _SAVE
         return NoCheckpoint("diffusers", f"is a diffusers pipeline, which is several models; {way_out}")
     return next(_describe_names(place, names, found), None)
 
@@ -50,18 +51,23 @@ def describe_no_checkpoint(place: Place, is_checkpoint: Callable[[Place], bool])
 def _describe_names(place: Place, names: list[str], found: list[str]) -> Iterator[NoCheckpoint]:
     """Yield what the names in a folder say, the first that is right before the others."""
     if found:
-        yield NoCheckpoint("folders", f"holds no weights itself; sub-folders that can be opened: {_listed(found)}")
+        listed = list_names(found, _MAX_NAMED)
+        yield NoCheckpoint("folders", f"holds no weights itself; sub-folders that can be opened: {listed}")
     pickles = [name for name in names if name.lower().endswith(_PICKLES)]
     if "adapter_config.json" in names:
         base = (place.read_json("adapter_config.json") or {}).get("base_model_name_or_path")
-        named = f" of '{printable(base)}'" if isinstance(base, str) and base else ""
-        yield NoCheckpoint("adapter", f"is an adapter (LoRA or the like){named}, no model; name the base model")
+        adapter = describe_adapter(base if isinstance(base, str) else "")
+        yield NoCheckpoint("adapter", f"is {adapter}; name the base model")
     if pickles:
-        yield NoCheckpoint("pickle", f"holds PyTorch pickles ({_listed(pickles)}), which are never opened; {_SAVE}")
+        yield NoCheckpoint(
+            "pickle", f"holds PyTorch pickles ({list_names(pickles, _MAX_NAMED)}), which are never opened; {_SAVE}"
+        )
     for suffix, library in _OTHERS.items():
         named_so = [name for name in names if name.lower().endswith(suffix)]
         if named_so:
-            yield NoCheckpoint("other_format", f"holds weights of {library} ({_listed(named_so)}); {_SAVE}")
+            yield NoCheckpoint(
+                "other_format", f"holds weights of {library} ({list_names(named_so, _MAX_NAMED)}); {_SAVE}"
+            )
     if "config.json" in names:
         yield NoCheckpoint("no_weights", "holds a config.json and no weights; fetch the weights into it")
 
@@ -72,8 +78,8 @@ def _describe_file(place: Place) -> NoCheckpoint | None:
         return NoCheckpoint("ftw_shard", f"is a shard of an FTW; name its folder, which holds {INDEX_NAME}")
     first = b""
     if place.roots is not None and place.path.is_file():  # of the hub nothing is fetched for this
-        with place.path.open("rb") as file:
-            first = file.read(8)
+        file = open_weight_file(place.path)
+        first = file.read(0, min(file.nbytes, 8))
     if impostor := find_impostor(first):
         return NoCheckpoint("pickle" if "pickle" in impostor else "download", f"{impostor}{_way_out(impostor)}")
     if name.endswith(_PICKLES):
@@ -85,8 +91,3 @@ def _describe_file(place: Place) -> NoCheckpoint | None:
 
 def _way_out(impostor: str) -> str:
     return f"; {_SAVE}" if "pickle" in impostor else ""
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return f"{', '.join(map(printable, names[:_MAX_NAMED]))}{more}"

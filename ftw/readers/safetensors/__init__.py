@@ -3,6 +3,6 @@
 Imports: `ftw.files`, `ftw.hub`, the seam in `ftw.readers.base`. No torch.
 """
 
-from ftw.readers.safetensors.names import is_adapter_file, is_of_a_rank
+from ftw.readers.safetensors.names import describe_adapter, is_adapter_file, is_of_a_rank
 
-__all__ = ["is_adapter_file", "is_of_a_rank"]
+__all__ = ["describe_adapter", "is_adapter_file", "is_of_a_rank"]

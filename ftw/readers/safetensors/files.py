@@ -16,7 +16,7 @@ import re
 from sys import getsizeof
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftw.errors import CheckpointError, printable
+from ftw.errors import CheckpointError, list_names, printable
 from ftw.files import JsonStream, is_name_inside, open_json_file, short_repr
 from ftw.readers.base import LeftOut
 from ftw.readers.safetensors.names import find_ranks_part, is_of_a_rank, why_no_part, without_strays
@@ -24,7 +24,6 @@ from ftw.readers.tensor_budget import KEY_NBYTES, TensorBudget
 from ftw.readers.weight_names import list_weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from ftw.hub import Place
@@ -137,7 +136,8 @@ def _choose_whole(place: Place, names: list[str], indexes: list[str]) -> Choice 
     files = set(index.weight_map.values())
     missing = sorted(name for name in files if not place.has(name))
     if missing:
-        problem = f"the index beside it names {_list(missing)}, which {'is' if len(missing) == 1 else 'are'} not there"
+        are = "is" if len(missing) == 1 else "are"
+        problem = f"the index beside it names {list_names(missing, _MAX_NAMED)}, which {are} not there"
         return whole._replace(warnings=(f"{taken}; {problem}",))
     if WHOLE not in files:
         return whole._replace(rival=index)
@@ -247,9 +247,3 @@ def _read_places(stream: JsonStream, index: Index) -> None:
 
 def _is_inside(name: str) -> bool:
     return name.endswith(SUFFIX) and is_name_inside(name, is_canonical=False)
-
-
-def _list(names: Iterable[str]) -> str:
-    first = [*names]
-    more = f" and {len(first) - _MAX_NAMED} more" if len(first) > _MAX_NAMED else ""
-    return ", ".join(map(printable, first[:_MAX_NAMED])) + more

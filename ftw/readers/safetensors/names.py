@@ -15,6 +15,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ftw.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -38,6 +40,12 @@ _FIRST_RANKS = ("0", "00001", "0")
 def is_adapter_file(name: str) -> bool:
     """Return whether a file is by its name an adapter, which is no model."""
     return why_no_part(name) == AN_ADAPTER
+
+
+def describe_adapter(base: str) -> str:
+    """Return what an adapter is, as a part of a sentence, with the name of its base model where that is not empty."""
+    named = f" of '{printable(base)}'" if base else ""
+    return f"an adapter (LoRA or the like){named}, no model"
 
 
 def why_no_part(name: str) -> str:
